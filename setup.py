@@ -106,7 +106,8 @@ setuptools.setup(
     'diloco': [
       'numerics/blocks.c',
       'protocol/README.md',
-      'watch/live_page.html',
+      'pages/page.html',
+      'sizing/host_speeds.json',
     ],
     'diloco.launch': ['Dockerfile', 'README.md'],
     'diloco.experiments': ['README.md', 'tasks/*'],

@@ -40,4 +40,4 @@ Commands that prepare data or hand on results are `write_records`, `index_data`,
 `make_task` and `export`.
 """
 
-__version__ = '0.1.0'
+__version__ = '0.2.0.dev0'

@@ -12,66 +12,82 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from diloco import __version__
+
 HERE = pathlib.Path(__file__).parent
 EXIT_CONFIG = 78
-# Name: module, what it does.
-COMMANDS = {
-  'train': ('launch.train', 'trains on a text of yours on this machine'),
-  'local': ('launch.local', 'makes the run of a configuration on this machine'),
-  'chaos': ('launch.chaos', 'makes a run under a plan of faults'),
-  'launch': ('launch.main', 'starts a run on TPU VMs, on GKE or under Slurm'),
-  'syncer': ('diloco.syncer', 'is the syncer of a run'),
-  'learner': ('diloco.learner', 'is one learner of a run'),
-  'syncer-shard': ('diloco.syncer_shard', 'is a shard beside the syncer'),
-  'evaluator': (
-    'diloco.evaluator',
-    'evaluates the model of a run while it goes on',
-  ),
-  'config': ('diloco.config', 'lists all keys of a configuration'),
-  'generate': ('diloco.generate', 'draws text from the model of a run'),
-  'evaluate': ('diloco.evaluate', 'measures the loss of the model of a run'),
-  'export': ('diloco.export', 'writes the model of a run for other tools'),
-  'watch': ('diloco.watch', 'serves a page of a run while it goes on'),
-  'report': ('diloco.report', 'makes a page of one or several runs'),
-  'to-wandb': (
-    'diloco.report.to_wandb',
-    'hands the scalars of a run to Weights & Biases',
-  ),
-  'tape': ('diloco.tape', 'shows the decisions of a run as a timeline'),
-  'replay': ('diloco.replay', 'makes a run again and compares every round'),
-  'lab': ('diloco.lab', 'trains many learners in one process'),
-  'sweep': ('diloco.lab', 'trains all variants of a file in the lab'),
-  'follow': ('diloco.lab.follow', 'makes a run again in the lab and compares'),
-  'simulate': (
-    'diloco.simulate',
-    'simulates fleets of up to millions of chips',
-  ),
-  'plan': ('diloco.plan', 'says what a run would need'),
-  'bench': ('diloco.bench', 'measures speed, stalls and sizes on this machine'),
-  'long-run': (
-    'diloco.bench.long_run',
-    'shows whether memory and times stay as they begin',
-  ),
-  'netbench': ('launch.netbench', 'measures training over slow links'),
-  'swarm': ('diloco.swarm', 'tests the protocol on random failures'),
-  'write-records': ('diloco.write_records', 'makes files of documents of text'),
-  'index-data': ('diloco.index_data', 'indexes files of documents'),
-  'make-task': ('diloco.make_task', 'makes a file of questions of a text'),
+# Group: name: module, what it does.
+GROUPS = {
+  'Train': {
+    'train': ('launch.train', 'trains on a text of yours on this machine'),
+    'local': ('launch.local', 'makes the run of a configuration here'),
+    'launch': ('launch.main', 'starts a run on TPU VMs, on GKE or under Slurm'),
+    'lab': ('diloco.lab', 'trains many learners in one process'),
+    'config': ('diloco.config', 'lists all keys of a configuration'),
+  },
+  'Look at a run': {
+    'watch': ('diloco.watch', 'serves a page of a run while it goes on'),
+    'report': ('diloco.report', 'makes a page of one or several runs'),
+    'tape': ('diloco.tape', 'shows the decisions of a run as a timeline'),
+    'replay': ('diloco.replay', 'makes a run again and compares every round'),
+    'to-wandb': (
+      'diloco.report.to_wandb',
+      'hands the scalars of a run to Weights & Biases',
+    ),
+  },
+  'Use its model': {
+    'generate': ('diloco.generate', 'draws text from the model of a run'),
+    'evaluate': ('diloco.evaluate', 'measures the loss of the model of a run'),
+    'export': ('diloco.export', 'writes the model of a run for other tools'),
+  },
+  'Prepare data': {
+    'write-records': ('diloco.write_records', 'makes files of documents'),
+    'index-data': ('diloco.index_data', 'indexes files of documents'),
+    'make-task': ('diloco.make_task', 'makes a file of questions of a text'),
+  },
+  'Plan': {
+    'plan': ('diloco.plan', 'says what a run would need'),
+    'simulate': (
+      'diloco.simulate',
+      'simulates fleets of up to millions of chips',
+    ),
+  },
+  'Test and measure': {
+    'chaos': ('launch.chaos', 'makes a run under a plan of faults'),
+    'swarm': ('diloco.swarm', 'tests the protocol on random failures'),
+    'bench': ('diloco.bench', 'measures speed, stalls and sizes here'),
+    'long-run': (
+      'diloco.bench.long_run',
+      'shows whether memory and times stay as they begin',
+    ),
+    'netbench': ('launch.netbench', 'measures training over slow links'),
+  },
+  'Processes of a run, which the launchers start': {
+    'syncer': ('diloco.syncer', 'holds and merges the model'),
+    'syncer-shard': ('diloco.syncer_shard', 'holds a part of it'),
+    'learner': ('diloco.learner', 'trains a copy of it'),
+    'evaluator': ('diloco.evaluator', 'evaluates it while the run goes on'),
+  },
 }
-FLAGS = {'sweep': ['--sweep']}  # What a command begins with; a later one wins.
+COMMANDS = {
+  name: row for group in GROUPS.values() for name, row in group.items()
+}
+# Gone with the next release: what to call instead.
+SUCCESSORS = {'sweep': ('lab', '--sweep'), 'follow': ('replay',)}
 BESIDE = 'launch'  # In a checkout it stands beside diloco, installed in it.
 
 
 def usage() -> str:
-  """Returns one line for each command."""
-  lines = [f'  {name:14}{text}' for name, (_, text) in COMMANDS.items()]
+  """Returns one line for each command, group by group."""
+  lines = ['diloco COMMAND [RUN or other argument] [--flag=value …]']
+  for group, commands in GROUPS.items():
+    lines += ['', f'{group}:']
+    lines += [f'  {name:14}{text}' for name, (_, text) in commands.items()]
   return '\n'.join(
     [
-      'diloco COMMAND [--flag=value …]',
-      '',
       *lines,
       '',
-      'diloco COMMAND --help says which flags a command takes.',
+      'diloco COMMAND --help lists the flags of a command; diloco --version.',
     ]
   )
 
@@ -106,6 +122,14 @@ def main(argv: Sequence[str] | None = None) -> int:
   if not words or words[0] in ('-h', '--help', '--helpfull', 'help'):
     _say(usage())
     return 0
+  if words[0] in ('-V', '--version'):
+    _say(f'diloco {__version__}')
+    return 0
+  if words[0] in SUCCESSORS:
+    now = SUCCESSORS[words[0]]
+    said = f'diloco {words[0]} is now diloco {" ".join(now)}'
+    print(f'note: {said}, and goes with the next release', file=sys.stderr)
+    words = [*now, *words[1:]]
   if found := problem(words[0]):
     print(f'error: {found}', file=sys.stderr)
     return EXIT_CONFIG
@@ -114,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   checkout = '' if (HERE / BESIDE).is_dir() else str(HERE.parent)
   places = [os.getcwd(), checkout, os.environ.get('PYTHONPATH', '')]
   os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, places))
-  words = ['-m', module_of(words[0]), *FLAGS.get(words[0], []), *words[1:]]
+  words = ['-m', module_of(words[0]), *words[1:]]
   print(end='', flush=True)
   os.execv(sys.executable, [sys.executable, *words])
   raise AssertionError(shlex.join(words))  # It does not come back.

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss of the global model on held-out text: python -m diloco.evaluate …
 
-  python -m diloco.evaluate --workdir=DIR \\
+  python -m diloco.evaluate RUN \\
     [--task=experiments/tasks/continuation.jsonl] [--config.run.eval_batches=64]
 
-The configuration is that in DIR, unless there is a --config. With --task
+The configuration is that in RUN, unless there is a --config. With --task
 the final model also answers the multiple-choice questions of a task file. All
-of it is printed, and written to DIR/evaluation.json.
+of it is printed, and written to RUN/evaluation.json.
 """
 
 import pathlib

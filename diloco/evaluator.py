@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluates Θ periodically while a run goes on: python -m diloco.evaluator …
 
-  python -m diloco.evaluator --workdir=DIR
+  python -m diloco.evaluator RUN
 
 Every `run.eval_every_rounds` rounds it takes the syncer's newest checkpoint and
 writes validation loss and bits per byte to metrics/evaluator.jsonl and to
 TensorBoard. It needs only the folder, and no other process depends on it; the
-configuration is that in DIR, unless there is a --config. It uses one thread of
+configuration is that in RUN, unless there is a --config. It uses one thread of
 the CPU, at low priority. Exit code 0: the run is over.
 """
 

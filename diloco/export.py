@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes a run's final model for other tools: python -m diloco.export …
 
-  python -m diloco.export --workdir=DIR \\
+  python -m diloco.export RUN \\
     --outdir=DIR [--task=experiments/tasks/continuation.jsonl]
 
-The configuration is that in DIR, unless there is a --config.
+The configuration is that in RUN, unless there is a --config.
 
 Leaves model.safetensors, config.json and generation_config.json in --outdir:
 tensors one per layer, by the names of Granite or of its mixture of experts,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws text from the final model of a run: python -m diloco.generate …
 
-  python -m diloco.generate --workdir=DIR \\
+  python -m diloco.generate RUN \\
     [--prompt='def '] [--length=200] [--temperature=0.8] [--top_k=40] [--seed=0]
 
 Prints the prompt and what follows. The same seed gives the same text. The
-configuration is that in DIR, unless there is a --config.
+configuration is that in RUN, unless there is a --config.
 """
 
 import os

@@ -18,6 +18,7 @@ host, bytes of a round, FLOPs. It takes a minute or two. See `diloco/sizing`.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 from absl import flags
@@ -25,8 +26,8 @@ from absl import flags
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.data.sources import IN_MEMORY
-from diloco.studies import plan_text, planning, slice_share
-from diloco.studies.planning import Situation
+from diloco.sizing import plan_text, planner
+from diloco.sizing.planner import Situation
 
 NEEDED = {
   'params': 'Parameters of the model, such as 12e9 or 12B.',
@@ -39,13 +40,14 @@ OTHERS = {
   'is in another one.',
   'chips': 'Chips of all learners; 0: nothing is said of failures.',
   'mtbi_days': 'Mean time between interruptions of a chip, in days.',
-  'pause_s': 'Seconds that a reconfiguration of an elastic learner takes.',
+  'pause_s': 'Seconds that a reconfiguration of a learner takes.',
+  'repair_s': 'Seconds until a lost slice, or a spare one, is there.',
   'codec': 'Codec in both directions: int1, int2, int4, int8, bf16 or f32.',
   'block_size': 'Values that share one scale.',
   'scale': 'Type of the scale of a block: bf16 or f32.',
   'latency_s': 'Seconds from a learner to the syncer, one way.',
   'state_bytes_per_param': "Bytes of θ and the inner optimizer's state.",
-  'host_speed': 'Speed of hosts; 1: as the two cores that were measured.',
+  'host_speed': 'Speed of hosts; 1: as those of sizing/host_speeds.json.',
   'hosts': 'Hosts of each learner, with equal parts of it.',
 }
 PARAMS = 'params'
@@ -103,7 +105,7 @@ def main(argv) -> int:
   """Prints the plan; 78 where a value is missing or makes no sense."""
   if config_flags.CONFIG in flags.FLAGS:
     return _of_config(argv[1:])
-  for line in plan_text.lines(planning.plan(_situation(argv[1:]))):
+  for line in plan_text.lines(planner.plan(_situation(argv[1:]))):
     print(line)
   return 0
 
@@ -175,7 +177,7 @@ def _take_on(values: dict) -> Iterator[str]:
     for name in SAID_BY_ON
     if given[name].present
   )
-  learners, of = slice_share.parse(given[ON].value)
+  learners, of = planner.parse_slices(given[ON].value)
   values.update(
     learners=learners,
     chips=learners * of.chips,
@@ -184,17 +186,18 @@ def _take_on(values: dict) -> Iterator[str]:
   )
   if values['step_s'] is None and values[PARAMS] is not None:
     tokens = given[STEP_TOKENS].value
-    values['step_s'] = slice_share.step_s(of, values[PARAMS], tokens)
+    values['step_s'] = planner.step_seconds(of, values[PARAMS], tokens)
     values[STEP_TOKENS] = tokens
 
 
 def _parse(argv):
   """Parses the command line according to its mode."""
   if config_flags.has_config(argv):
-    config_flags.define_flags()
     return config_flags.parse(argv, example=EXAMPLE)
   return config_flags.parse_without_config(argv)
 
 
 if __name__ == '__main__':
+  if config_flags.has_config(sys.argv) or config_flags.asked_text(sys.argv):
+    config_flags.define_flags()  # Once it is defined it must be given.
   config_flags.run(main, _parse)

@@ -6,8 +6,8 @@
   python -m diloco.simulate --replay=RUN [--calibration=RUN] [--seeds=8]
 
 The second takes the kills of a real run's folder and predicts its goodput.
-Tables go to standard output, progress to standard error, CSV, JSON, PNG and a
-page to DIR; same seed, same bytes. Exit code 78: it can't run as configured.
+Tables go to standard output, progress to standard error, CSV, JSON and a page
+to DIR; same seed, same bytes. Exit code 78: it can't run as configured.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from diloco.config import flags, simulation
 from diloco.config.sections import ConfigError
 from diloco.fleets.failures import TraceError
 from diloco.metrics.run_progress import ProgressLine
-from diloco.pages import pictures, report_files, terminal
+from diloco.pages import page, terminal
 from diloco.pages.parts import ReportPage
 from diloco.prediction import history, report
 
@@ -58,12 +58,9 @@ def main(argv) -> int:
   folder = _folder(argv, name)
   with ProgressLine() as line:
     report = _study(config, line.say) if config else _replay(line.say)
-    line.say('draws the pictures')
-    page, *_ = report_files.write(report, folder)
+    path, *_ = page.write(report, folder)
   terminal.show(report)
-  if missing := pictures.missing(report):
-    line.stay(missing)
-  line.stay(f'page: {page}')
+  line.stay(f'page: {path}')
   line.stay(f'wall time: {time.monotonic() - began_s:.1f} s')
   return 0
 
@@ -96,7 +93,7 @@ def _folder(argv, name: str) -> pathlib.Path:
     raise ConfigError([f'{argv[1]}: unexpected argument'])
   folder = pathlib.Path(absl_flags.FLAGS.outdir or PARENT / name)
   try:
-    report_files.check_writable(folder)
+    page.check_writable(folder)
   except OSError as error:
     raise ConfigError([f'--outdir={folder}: {error.strerror}']) from None
   return folder

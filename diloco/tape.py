@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the event tape of a run as a timeline: python -m diloco.tape DIR
+"""Prints the event tape of a run as a timeline: python -m diloco.tape RUN
 
-  python -m diloco.tape DIR [--learner=1] [--from_s=60] [--to_s=90] \\
+  python -m diloco.tape RUN [--learner=1] [--from_s=60] [--to_s=90] \\
     [--kind=round,lost] [--nosummary]
 
 A round's row: fragment p, version v, global step t; for each learner its
@@ -16,7 +16,6 @@ import pathlib
 from absl import flags
 
 from diloco.config import flags as config_flags
-from diloco.config.sections import ConfigError
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.workdir import Workdir
 from diloco.replay import timeline, timeline_text
@@ -35,8 +34,6 @@ _SUMMARY = flags.DEFINE_bool('summary', True, 'Shows the summary at the end.')
 
 def main(argv) -> int:
   """Prints; 78 where the tape can't be read."""
-  if len(argv) != 2:
-    raise ConfigError(['give the folder of one run: python -m diloco.tape DIR'])
   with config_flags.refusing(MalformedFile, ValueError, FileNotFoundError):
     tapes = read_tapes(Workdir(pathlib.Path(argv[1])))
     shown = timeline.chosen(
@@ -56,4 +53,4 @@ def main(argv) -> int:
 
 
 if __name__ == '__main__':
-  config_flags.run_without_config(main)
+  config_flags.run_of_runs(main)

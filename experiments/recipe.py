@@ -14,7 +14,7 @@ Command: python -m diloco.lab --config=experiments/recipe.py --sweep \\
   --workdir=runs/recipe
 Hardware: 2 CPU cores, no accelerator. Wall time and result:
   experiments/README.md. How it was found: tried.py. A page of it:
-  python -m diloco.report --workdir=runs/recipe
+  diloco report runs/recipe
 Variants: recipe.py:learners=2, recipe.py:steps=6000, recipe.py:quicktest,
   recipe.py:scale=150m (scales.py).
 """

@@ -5,7 +5,7 @@ Two learners and a syncer as processes of one machine, a byte-level decoder of
 361,088 parameters, int4 both ways. Without a text it reads the source of
 Python's standard library.
 
-Command: python -m diloco train --text=book.txt, or
+Command: python -m diloco train book.txt, or
   python -m launch.local --config=experiments/train.py --workdir=runs/book \\
     --config.data.source=text --config.data.path=book.txt
 Hardware: 2 CPU cores. Wall time: 199 s of training beside much other

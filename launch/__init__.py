@@ -17,7 +17,7 @@ elsewhere too.
   supervisor   keeps its roles alive; `role_processes` are those of one
   parent_death ends children whose launcher died
   exit_policy  what is done about an exit; `exit_codes` are the numbers
-  progress     shows a run as it goes; `plot` draws its losses
+  progress     shows a run as it goes
 """
 
 import sys

@@ -18,7 +18,7 @@ from diloco.metrics.workdir import (
   shard_name,
 )
 from diloco.transport import planes
-from launch.backends import syncer_sizes
+from launch import syncer_sizes
 from launch.program import SYNCER, environment
 
 CPU = 'cpu'

@@ -34,7 +34,6 @@ import rich.console
 from absl import flags as absl_flags
 
 from diloco.config import flags, lab_section, run_config
-from diloco.config.data_section import missing_paths, too_short_text
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
@@ -42,8 +41,8 @@ from diloco.metrics import files
 from diloco.metrics.status import read_status
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import sweep_flags
+from launch import epochs, preflight, session
 from launch import program as launch_program
-from launch import session
 from launch.backends import dry_run
 from launch.chips import deal
 from launch.chips.found import LocalDevices
@@ -106,9 +105,8 @@ def occupy(
       ]
     ) from None
   held = found - {workdir.lock.name}
-  if held and overwrite:
-    _remove(root, held)
-  elif held and (reason := _why_not_go_on(workdir, config)):
+  reason = _why_not_go_on(workdir, config) if held else None
+  if reason and has_begun(workdir) and not overwrite:
     lock.close()
     raise ConfigError(
       [
@@ -116,7 +114,34 @@ def occupy(
         'remove that run'
       ]
     )
-  return workdir, lock, bool(held) and not overwrite
+  if overwrite or reason:
+    _remove(root, held)
+    held = set()
+  return workdir, lock, bool(held)
+
+
+def has_begun(workdir: Workdir) -> bool:
+  """Returns False for a folder with no more than a start that failed.
+
+  There is nothing to go on with, and the next start may be of another run.
+  """
+  left = (
+    workdir.summary,
+    workdir.evaluation,
+    workdir.result,
+    workdir.parameters,
+    workdir.checkpoints(''),
+    workdir.chaos,
+  )
+  if any(path.exists() for path in left):
+    return True
+  if any(workdir.syncer.rglob('states/*')):
+    return True
+  try:
+    status = read_status(workdir.status)
+  except files.MalformedFile:
+    return True  # Something has been there.
+  return status is not None and status.step > 0
 
 
 def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:
@@ -165,7 +190,10 @@ def still_due(
   kills: Sequence[Kill], config: RunConfig, workdir: Workdir
 ) -> tuple[Kill, ...]:
   """Returns the faults that a resumed run has not reached yet."""
-  status = read_status(workdir.status)
+  try:
+    status = read_status(workdir.status)
+  except files.MalformedFile:  # A view of the run; the syncer writes it anew.
+    status = None
   step = status.step if status else 0
   total_steps = config.protocol.total_steps
   return tuple(kill for kill in kills if not kill.is_due(step, total_steps))
@@ -242,6 +270,16 @@ def read_program(
     ConfigError: they can not be.
   """
   given = absl_flags.FLAGS
+  learners = launch_program.on_this_machine(
+    config,
+    given.hosts,
+    given.cpu_devices,
+    os.environ.get(launch_program.XLA_FLAGS, ''),
+  )
+  found = accelerators(config)
+  if found is None:  # Else what is dealt has to suit the mesh.
+    root = pathlib.Path(given.device_root)
+    preflight.check_devices(config, learners, os.environ, root)
   whole = program(
     config,
     flags.arguments() if arguments is None else arguments,
@@ -249,18 +287,12 @@ def read_program(
     address,
     flags.access_arguments(),
     flags.log_arguments(),
-    launch_program.on_this_machine(
-      config,
-      given.hosts,
-      given.cpu_devices,
-      os.environ.get(launch_program.XLA_FLAGS, ''),
-    ),
+    learners,
   )
   if given.metrics_port:
     whole = launch_program.with_metrics(
       whole, given.metrics_port, config.protocol.learners
     )
-  found = accelerators(config)
   return deal.dealt(whole, config, found, os.environ) if found else whole
 
 
@@ -294,14 +326,14 @@ def show_processes(config: RunConfig, say: Callable[[str], None]) -> None:
 
 
 def checked(argv: Sequence[str]) -> RunConfig:
-  """The configuration of the parsed flags; its text is there, and long enough.
+  """The configuration of the parsed flags, of which all is there.
 
   Raises:
-    ConfigError: it is not, or a flag is missing.
+    ConfigError: data, a package, a module or a file is not, or a flag.
   """
   config = flags.load()
   check_arguments(argv)
-  check_data(config)
+  preflight.check(config)
   return config
 
 
@@ -317,19 +349,12 @@ def check_arguments(argv: Sequence[str]) -> None:
     raise ConfigError(['--workdir: is missing, such as runs/first'])
 
 
-def check_data(config: RunConfig) -> None:
-  """Looks for the data before a process starts for them.
+def main(argv, on_begin: Callable[[], None] = lambda: None) -> int:
+  """Makes the run.
 
-  Raises:
-    ConfigError: they are not there, or too short.
+  Args:
+    on_begin: called once the folder is this run's.
   """
-  if missing := list(missing_paths(config.data)):
-    raise ConfigError(missing)
-  if short := list(too_short_text(config.data)):
-    raise ConfigError(short)
-
-
-def main(argv) -> int:
   config, given = checked(argv), absl_flags.FLAGS
   planned = lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(config.transport.host, config.transport.port)
@@ -338,6 +363,8 @@ def main(argv) -> int:
   if given.metrics_port:
     check_metrics_ports(parts.roles)
   workdir, lock, goes_on = occupy(root, given.overwrite, config)
+  with flags.refusing(OSError, flag=f'--workdir={root}'):
+    on_begin()
   console = rich.console.Console()
   planned, trains = begin(
     config, parts, workdir, address, goes_on, planned, console
@@ -379,6 +406,8 @@ def begin(
     workdir.evaluation.unlink(missing_ok=True)
     workdir.result.unlink(missing_ok=True)
   if trains:
+    if said := epochs.line(config):
+      console.print(said, markup=False, highlight=False, soft_wrap=True)
     console.print(
       f'the syncer listens at {address}', markup=False, highlight=False
     )
@@ -391,20 +420,19 @@ def begin(
   return planned, trains
 
 
-def main_or_sweep(argv) -> int:
-  """Makes the run, or the sweep, that the flags ask for."""
-  if not sweep_flags.is_asked():
-    return main(argv)
-  # Only now: it imports this module, and SciPy.
-  from launch.sweeps import real_runs
-
-  return real_runs.main(argv)
-
-
 if __name__ == '__main__':
   define_flags()
   sweep_flags.define()
-  for each in (flags, sweep_flags):  # --help lists theirs, too.
-    absl_flags.adopt_module_key_flags(each)
-  sys.argv = sweep_flags.spelled_out(sys.argv)
+  flags.define_short_flags()
+  sys.argv = flags.in_full(sweep_flags.spelled_out(sys.argv))
+
+  def main_or_sweep(argv) -> int:
+    """Makes the run, or the sweep, that the flags ask for."""
+    if not sweep_flags.is_asked():
+      return main(argv)
+    # Only now: it imports SciPy.
+    from launch.sweeps import real_runs
+
+    return real_runs.main(argv)
+
   flags.run(main_or_sweep)

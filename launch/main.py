@@ -22,13 +22,12 @@ from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
-from launch import launch_flags, local
+from launch import launch_flags, local, syncer_sizes
 from launch.backends import (
   commands,
   dry_run,
   newcomers,
   registry,
-  syncer_sizes,
 )
 from launch.job import JobSpec
 
@@ -166,6 +165,4 @@ def main(argv) -> int:
 if __name__ == '__main__':
   local.define_flags()
   launch_flags.define_flags()
-  for each in (flags, local, launch_flags):  # --help lists theirs.
-    absl_flags.adopt_module_key_flags(each)
   flags.run(main)

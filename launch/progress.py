@@ -9,15 +9,10 @@ import rich.live
 import rich.table
 import rich.text
 
-from diloco.metrics import ages, status, token_ledger
-from diloco.metrics.run_progress import ProgressMeter, RunProgress, clock
-from diloco.metrics.status import (
-  Evaluation,
-  LearnerStatus,
-  RunStatus,
-  RunSummary,
-  bytes_per_parameter,
-)
+from diloco.metrics import figures, status, token_ledger
+from diloco.metrics.figures import clock
+from diloco.metrics.run_progress import Pace
+from diloco.metrics.status import Evaluation, LearnerStatus, RunStatus
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.pages import text_tables
@@ -28,23 +23,7 @@ from launch.supervisor import ProcessState
 TABLE_EVERY_S = 0.5
 LINE_EVERY_S = 5.0
 LINE_MAX = 120  # Characters of a line in a log.
-WIDE = 110  # Columns of a terminal that has room for `WIDE_COLUMNS`.
-UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
-
-COLUMNS = (
-  'process',
-  'state',
-  'at step',
-  'loss',
-  'tok/s',
-  'round',
-  'lag',
-  'up',
-  'down',
-  'merged',
-  'starts',
-)
-WIDE_COLUMNS = (*COLUMNS, 'own steps', 'offer age', 'longest stall')
+WIDE = 110  # Columns of a terminal that has room for `figures.WIDE`.
 STYLES = {
   status.LIVE: 'green',
   RUNNING: 'green',
@@ -62,20 +41,19 @@ class Display:
   """The launcher's output between its start and the final table.
 
   Args:
-    workdir: of the run; None: nothing but the status is known.
     tell: takes the first line of the state as well, whenever it is shown,
-      without the time elapsed.
+      without times.
   """
 
   def __init__(
     self,
     console: rich.console.Console,
-    workdir: Workdir | None = None,
     tell: Callable[[str], None] | None = None,
   ):
     self._console = console
     self._tell = tell
-    self._meter = ProgressMeter(workdir)
+    self._pace = Pace()
+    self._began_s = time.monotonic()
     self._live = None
     self._shown_s = -LINE_EVERY_S
     if console.is_terminal:
@@ -111,15 +89,25 @@ class Display:
     """Shows the state now, such as the last one."""
     self._shown_s = time.monotonic()
     processes = [*processes, *joined(status, processes)]
-    found = self._meter.look(status, [each.name for each in processes])
     if self._tell is not None:
-      self._tell(_headlines(status, found, LINE_MAX, elapsed=False)[0])
+      self._tell(headlines(status, None, LINE_MAX)[0])
+    times = self._times(status)
     if self._live:
       width = self._console.width
-      self._live.update(table(status, processes, found, width), refresh=True)
+      self._live.update(table(status, processes, times, width), refresh=True)
     else:
-      for each in lines(status, processes, found):
+      for each in lines(status, processes, times):
         self.say(each)
+
+  def _times(self, status: RunStatus | None) -> str:
+    """Returns the time of the run, with the time left once it is known.
+
+    Before the first learner is ready it is that of the launcher.
+    """
+    if status is None or status.elapsed_s is None:
+      return clock(time.monotonic() - self._began_s)
+    elapsed, left_s = clock(status.elapsed_s), self._pace.left_s(status)
+    return elapsed if left_s is None else f'{elapsed}, {clock(left_s)} left'
 
 
 def joined(
@@ -137,28 +125,32 @@ def joined(
 def table(
   status: RunStatus | None,
   processes: Sequence[ProcessState],
-  progress: RunProgress,
+  times: str,
   width: int,
 ) -> rich.console.Group:
   """Returns one row per process, with the run's state above them.
 
   Args:
+    times: of the run, as text.
     width: of the terminal, in characters.
   """
-  shown = WIDE_COLUMNS if width >= WIDE else COLUMNS
+  columns = [*figures.shown(figures.LEARNER, *_surfaces(width))]
   learners = _by_process(status)
-  rows = [_row(x, learners.get(x.name), progress) for x in processes]
   view = text_tables.table(
     None,
-    shown,
-    [row[: len(shown)] for row in rows],
+    ('process', 'state', *(each.label for each in columns), 'starts'),
+    [_row(x, learners.get(x.name), columns) for x in processes],
     left=2,
     padding=(0, 1) if width >= WIDE else 0,  # 0 fits 80 columns.
   )
-  head = [rich.text.Text(each) for each in _headlines(status, progress, width)]
+  head = [rich.text.Text(each) for each in headlines(status, times, width)]
   if status is not None:
     head.append(_bar(status.step / status.total_steps, width))
   return rich.console.Group(*head, view)
+
+
+def _surfaces(width: int) -> tuple[str, ...]:
+  return (figures.LIVE, figures.WIDE) if width >= WIDE else (figures.LIVE,)
 
 
 def _bar(share: float, width: int) -> rich.text.Text:
@@ -168,9 +160,7 @@ def _bar(share: float, width: int) -> rich.text.Text:
 
 
 def lines(
-  status: RunStatus | None,
-  processes: Sequence[ProcessState],
-  progress: RunProgress,
+  status: RunStatus | None, processes: Sequence[ProcessState], times: str
 ) -> list[str]:
   """Returns the table's contents in few lines, for logs."""
   learners = _by_process(status)
@@ -179,11 +169,13 @@ def lines(
     learner = learners.get(process.name)
     text = f'{process.name} {_state(process, learner)}'
     if learner is not None and process.state == RUNNING:
-      text += f' at step {_at_step(process, learner, progress)}'
-      text += f' loss {_loss(learner)}'
+      text += ''.join(
+        f' {each.label} {each.of(learner)}'
+        for each in figures.shown(figures.LEARNER, figures.LINE)
+      )
     parts.append(text)
   return [
-    *_headlines(status, progress, LINE_MAX),
+    *headlines(status, times, LINE_MAX),
     *(f'  {each}' for each in _packed(parts, ' | ', LINE_MAX - 2)),
   ]
 
@@ -199,41 +191,22 @@ def _packed(parts: Sequence[str], between: str, width: int) -> list[str]:
   return found
 
 
-def in_units(nbytes: int) -> str:
-  """Bytes as '812 B', '1.3 MB', '123 MB'; one MB is 10⁶ bytes."""
-  value = float(nbytes)
-  for unit in UNITS[:-1]:
-    if value < 999.5:
-      digits = 1 if value < 9.95 and unit != 'B' else 0
-      return f'{value:.{digits}f} {unit}'
-    value /= 1000
-  return f'{value:.1f} {UNITS[-1]}'
-
-
-def _headlines(
-  status: RunStatus | None,
-  progress: RunProgress,
-  width: int,
-  elapsed: bool = True,
+def headlines(
+  status: RunStatus | None, times: str | None, width: int
 ) -> list[str]:
-  """Returns the state of the run, broken between its parts."""
-  times = [f'{clock(progress.elapsed_s)} elapsed'] if elapsed else []
+  """Returns the state of the run, broken between its parts.
+
+  Args:
+    times: of the run, as text; None: the line has a clock of its own.
+  """
   if status is None:
-    return ['  '.join(['starting', *times])]
-  merged = ','.join(map(str, status.participants)) or 'none'
-  heldout = progress.heldout
-  if progress.left_s is not None:
-    times.append(f'about {clock(progress.left_s)} left')
-  parts = [
-    f'{status.run}  step {status.step}/{status.total_steps}',
-    *([', '.join(times)] if times else []),
-    *([f'held-out {heldout[1]:.3f} at {heldout[0]}'] if heldout else []),
-    f'round {status.closed_round}',
-    f'live {len(status.live)}',
-    f'merged {merged}',
-    f'grace {status.grace_s:.2f} s',
-    f'goodput {status.goodput:.0%}',
-  ]
+    return ['  '.join(['starting', *([times] if times else [])])]
+  parts = [status.run]
+  for figure in figures.shown(figures.RUN, *_surfaces(width)):
+    if figure.name == 'elapsed_s':
+      parts += [times] if times else []
+    elif figure.value(status) is not None:
+      parts.append(f'{figure.short or figure.label} {figure.of(status)}')
   return _packed(parts, '  ', width)
 
 
@@ -243,37 +216,12 @@ def _by_process(status: RunStatus | None) -> Mapping[str, LearnerStatus]:
 
 
 def _row(
-  process: ProcessState, learner: LearnerStatus | None, progress: RunProgress
+  process: ProcessState, learner: LearnerStatus | None, columns
 ) -> list[str | rich.text.Text]:
-  """Returns the cells of `WIDE_COLUMNS`."""
-  starts = str(process.starts)
   said = _state(process, learner)
   state = rich.text.Text(said, style=STYLES.get(said, ''))
-  if learner is None:
-    return [process.name, state, *[''] * 8, starts, *[''] * 3]
-  return [
-    process.name,
-    state,
-    _at_step(process, learner, progress),
-    _loss(learner),
-    f'{learner.tokens_per_s:,.0f}',
-    str(learner.round),
-    str(learner.lag_versions),
-    in_units(learner.bytes_up),
-    in_units(learner.bytes_down),
-    f'{learner.participation:.0%}',
-    starts,
-    str(learner.step),
-    '' if learner.age_steps is None else f'{learner.age_steps:.2f}',
-    f'{learner.stall_max_s * 1000:.0f} ms',
-  ]
-
-
-def _at_step(
-  process: ProcessState, learner: LearnerStatus, progress: RunProgress
-) -> str:
-  """The global step: own ones begin anew where a learner has come back."""
-  return str(progress.steps.get(process.name, learner.step))
+  cells = ['' if learner is None else each.of(learner) for each in columns]
+  return [process.name, state, *cells, str(process.starts)]
 
 
 def _state(process: ProcessState, learner: LearnerStatus | None) -> str:
@@ -283,13 +231,9 @@ def _state(process: ProcessState, learner: LearnerStatus | None) -> str:
   return process.state
 
 
-def _loss(learner: LearnerStatus) -> str:
-  return '' if learner.loss is None else f'{learner.loss:.3f}'
-
-
 def report(
   workdir: Workdir,
-  summary: RunSummary,
+  status: RunStatus,
   evaluation: Evaluation,
   plot: str,
   tokens: Collection[TokenCounts] = (),
@@ -302,78 +246,37 @@ def report(
   """
   tables = (
     text_tables.losses(evaluation),
-    _learners(summary),
-    _run(summary, evaluation, tokens),
+    _learners(status),
+    _run(status, tokens),
     _places(workdir, plot),
   )
   return rich.console.Group(*(part for view in tables for part in ('', view)))
 
 
-def _learners(summary: RunSummary) -> rich.table.Table:
+def _learners(status: RunStatus) -> rich.table.Table:
+  columns = [*figures.shown(figures.LEARNER, figures.END)]
   return text_tables.table(
-    f'Learners, {summary.rounds} rounds',
-    (
-      'learner', 'merged in', 'age', 'steps', 'tokens', 'starts',
-      'longest stall', 'up', 'down',
-    ),
+    'Learners',
+    ('learner', *(each.label for each in columns)),
     [
-      (
-        learner_name(learner.learner),
-        f'{learner.rounds} ({learner.rounds / max(summary.rounds, 1):.0%})',
-        '' if learner.age_steps is None else f'{learner.age_steps:.2f}',
-        learner.steps,
-        f'{learner.tokens:,}',
-        learner.incarnations,
-        f'{learner.stall_max_s * 1000:.0f} ms',
-        in_units(learner.bytes_up),
-        in_units(learner.bytes_down),
-      )
-      for learner in summary.learners
+      (learner_name(x.learner), *(each.of(x) for each in columns))
+      for x in status.learners
     ],
-  )  # fmt: skip
+  )
 
 
 def _run(
-  summary: RunSummary, evaluation: Evaluation, tokens: Collection[TokenCounts]
+  status: RunStatus, tokens: Collection[TokenCounts]
 ) -> rich.table.Table:
-  up = bytes_per_parameter(
-    summary.bytes_up,
-    summary.pulls_up,
-    summary.fragments,
-    evaluation.parameters,
-  )
-  down = bytes_per_parameter(
-    summary.bytes_down,
-    summary.pulls_down,
-    summary.fragments,
-    evaluation.parameters,
-  )
-  stall_s = max((x.stall_max_s for x in summary.learners), default=0.0)
-  rows = (
-    ('parameters', f'{evaluation.parameters:,}'),
-    ('global steps', f'{summary.step}'),
-    ('rounds', f'{summary.rounds}, {summary.refused} contributions refused'),
-    ('age of what was merged', ages.text(summary.age_steps, summary.old_share)),
-    ('longest step stall', f'{stall_s * 1000:.0f} ms'),
-    (
-      'bytes per parameter and round',
-      f'up {_ratio(up)}, down {_ratio(down)} (f32 4, bf16 2)',
-    ),
-    ('wall time', f'{summary.wall_s:.0f} s'),
-    (
-      'goodput',
-      f'{summary.goodput:.1%} of the learner time went into steps that count',
-    ),
-    (
-      'uptime',
-      f'{summary.uptime:.1%} of the time at least one learner trained',
-    ),
-  )
-  ledger = [('tokens', tokens_text(tokens))] if tokens else []
+  rows = [
+    (figure.label, figure.of(status))
+    for figure in figures.shown(figures.RUN, figures.END)
+  ]
+  ledger = [('where tokens went', tokens_text(tokens))] if tokens else []
   returned = (
     (f'back again: {learner_name(each.learner)}', each.beginning)
-    for each in summary.learners
-    if each.incarnations > 1
+    for each in status.learners
+    if (each.incarnations or 0) > 1
   )
   return text_tables.table(
     'Run', ('', ''), (*rows, *ledger, *returned), left=2, header=False
@@ -382,7 +285,7 @@ def _run(
 
 def tokens_text(rows: Collection[TokenCounts]) -> rich.text.Text:
   """Returns text on the tokens' whereabouts; unexplained ones are a defect."""
-  text = rich.text.Text(token_ledger.text(token_ledger.total(rows)))
+  text = rich.text.Text(token_ledger.shares(token_ledger.total(rows)))
   if missing := token_ledger.unexplained(rows):
     text.append(', ').append(f'{missing:,} unexplained', 'bold red')
   return text
@@ -401,7 +304,3 @@ def _places(workdir: Workdir, plot: str) -> rich.table.Table:
     left=2,
     header=False,
   )
-
-
-def _ratio(value: float | None) -> str:
-  return 'none' if value is None else f'{value:.3f}'

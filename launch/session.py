@@ -22,12 +22,14 @@ from diloco.metrics import files, token_tapes
 from diloco.metrics.jsonl import CorruptLine, JsonLines
 from diloco.metrics.status import (
   RunStatus,
+  of_run,
   read_evaluation,
-  read_status,
   read_summary,
 )
 from diloco.metrics.workdir import Workdir
-from launch import plot, progress
+from diloco.watch import run_page
+from diloco.watch.followed_run import FollowedRun
+from launch import epochs, progress
 from launch.backends import newcomers
 from launch.parent_death import dying_with_parent
 from launch.program import Program, Role, local_environment
@@ -119,7 +121,7 @@ class _Session:
     restarts_max = self._config.run.restarts_max
     pending = list(faults)
     newcomers.forget(self._workdir)
-    with Display(self._console, self._workdir, tell) as display:
+    with Display(self._console, tell) as display:
       roles = self._program.roles
       running = self._supervisor(display, roles, restarts_max)
       try:
@@ -156,7 +158,7 @@ class _Session:
     ignored.
     """
     try:
-      return read_status(self._workdir.status)
+      return of_run(self._workdir)
     except files.MalformedFile as error:
       if not self._status_is_broken:
         display.say(f'no status until the syncer writes the next: {error}')
@@ -260,22 +262,30 @@ def _perform(
 def _show_end(
   config: RunConfig, workdir: Workdir, console: rich.console.Console
 ) -> None:
-  summary = read_summary(workdir.summary)
-  evaluation = read_evaluation(workdir.evaluation)
-  shown = plot.curves(workdir, config.protocol.learners)
-  try:
-    plot.draw(workdir.loss_plot, config.name, shown, evaluation)
-    place = str(workdir.loss_plot)
-  except ImportError as error:
-    place = f'none, {error.name} is missing: pip install {error.name}'
+  status, evaluation = of_run(workdir), read_evaluation(workdir.evaluation)
+  place = _draw_loss(workdir)
   tokens = token_tapes.rows_of(
     workdir,
     config.protocol.fragments,
     config.data.batch * config.data.seq_len,
     config.protocol.blend,
   )
-  view = progress.report(workdir, summary, evaluation, place, tokens.values())
+  view = progress.report(workdir, status, evaluation, place, tokens.values())
   console.print(view)
+  if said := epochs.over_fitted(workdir, evaluation):
+    console.print(said, style='yellow', highlight=False, soft_wrap=True)
+
+
+def _draw_loss(workdir: Workdir) -> str:
+  """Writes the first chart of the run's page as PNG; returns where it is."""
+  try:
+    from diloco.pages import figures  # Matplotlib is an extra.
+  except ImportError as error:
+    return f'none, {error.name} is missing: pip install {error.name}'
+  run = FollowedRun(workdir.root)
+  run.update()
+  figures.save(run_page.loss_chart([run], run.label), workdir.loss_plot)
+  return str(workdir.loss_plot)
 
 
 @contextlib.contextmanager

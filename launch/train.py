@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains on a text of your own on this machine: python -m diloco train …
 
-  python -m diloco train [--text=FILE_OR_FOLDER] [--workdir=DIR] \\
-    [--config.a.b=c] [--resume] [--extend=STEPS]
+  python -m diloco train [FILE_OR_FOLDER] [--steps=800] [--learners=2] \\
+    [--lr=0.004] [--batch=8] [--seed=0] [--workdir=DIR] [--config.a.b=c] \\
+    [--resume] [--page]
 
 It is `launch.local` with experiments/train.py: two learners, no fault. At the
-end it draws from the model and says what can be done next. Without --text it
+end it draws from the model and says what can be done next. Without a text it
 reads the source of Python's standard library; of a folder it reads *.txt. The
-workdir is runs/NAME unless it is given. Beside it, runs/NAME.py has the keys
+workdir is runs/NAME unless it is given. Next to it, runs/NAME.py has the keys
 that differ from their defaults; once it is there, the same command takes it,
 as it was edited. The same command goes on with a run that was stopped; with
---resume it never begins one, with --extend the run has so many steps in all.
+--resume it never begins one, with more --steps a run that is over goes on.
+
+Without --steps a text is read ten times at most, in 800 steps at most: a small
+model learns a small text by heart, and gets worse on any other.
 """
 
 import os
@@ -24,38 +28,93 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags as absl_flags
 
-from diloco.config import config_files, flags
+from diloco.config import config_files, flags, run_config
 from diloco.config.sections import ConfigError
+from diloco.metrics import files
+from diloco.metrics.status import read_evaluation
 from diloco.metrics.workdir import Workdir
-from launch import local
+from launch import epochs, local
 
 CONFIG = config_files.EXPERIMENTS / 'train.py'
 STDLIB = 'stdlib'
 TEXT = 'text'
 RESUME = 'resume'
 EXTEND = 'extend'
+WARMUP = 'inner.warmup_steps'
+DEFAULT_STEPS = 800  # Of experiments/train.py, with a warm-up of its own.
 SAMPLE_TOKENS = 300
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
   """Returns the command line of `launch.local`, the program's name first."""
+  argv = flags.in_full(argv)
+  if (steps := flags.value_of(EXTEND, argv)) is not None:
+    print(
+      f'note: --{EXTEND}={steps} is now --steps={steps}, and goes with the '
+      'next release',
+      file=sys.stderr,
+    )
+  argv = _with_text(argv)
   given = []  # Behind --config, wherever that stands.
   text = flags.value_of(TEXT, argv)
   if text is not None:
     given += ['--config.data.source=text', f'--config.data.path={text}']
-  if (steps := flags.value_of(EXTEND, argv)) is not None:
-    given.append(f'--config.protocol.total_steps={steps}')
+  if steps is not None:
+    given.append(f'--config.{run_config.TOTAL_STEPS}={steps}')
   workdir = flags.value_of(flags.WORKDIR, argv)
   if workdir is None:
     name = STDLIB if text is None else pathlib.Path(text).resolve().stem
     name = re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-') or TEXT
     workdir = str(pathlib.Path('runs') / name)
     given.append(f'--workdir={workdir}')
-  begin = []
-  if not flags.has_config(argv):
-    written = own_config(workdir)
-    begin = [f'--config={written if written.exists() else CONFIG}']
-  return [argv[0], *begin, *argv[1:], *given]
+  if flags.has_config(argv):
+    return [*argv, *given]
+  written = own_config(workdir)
+  found = written if written.exists() else CONFIG
+  words = [argv[0], f'--config={found}', *argv[1:], *given]
+  return words if written.exists() else [*words, *_schedule(words)]
+
+
+def _with_text(argv: Sequence[str]) -> list[str]:
+  """Returns a command line on which a text by itself is --text.
+
+  Raises:
+    ConfigError: there are several.
+  """
+  words, alone = list(argv), flags.positions(argv)
+  if alone[1:] or (alone and flags.value_of(TEXT, argv) is not None):
+    raise ConfigError(
+      [f'{argv[alone[-1]]}: unexpected argument, give one text']
+    )
+  for at in alone:
+    words[at] = f'--{TEXT}={argv[at]}'
+  return words
+
+
+def _schedule(words: Sequence[str]) -> list[str]:
+  """Returns the keys of a schedule that suits the text, where none is given.
+
+  What is wrong with the words is left to those who parse them.
+  """
+  given = {
+    match[1] for w in words if (match := re.match(r'--?config\.([\w.]+)', w))
+  }
+  try:
+    config = run_config.build(
+      flags.given_config([*words, f'--config.{WARMUP}=0'])
+    )
+    steps = config.protocol.total_steps
+    if run_config.TOTAL_STEPS not in given:
+      steps = epochs.steps_for(config)
+  except (ConfigError, OSError):
+    return []
+  if WARMUP in given or steps == DEFAULT_STEPS:
+    chosen = {}
+  else:
+    chosen = {WARMUP: steps // 10}
+  if steps != config.protocol.total_steps:
+    chosen[run_config.TOTAL_STEPS] = steps
+  return [f'--config.{key}={value}' for key, value in chosen.items()]
 
 
 def own_config(workdir: str) -> pathlib.Path:
@@ -74,27 +133,38 @@ def write_config(workdir: str, config: Mapping) -> None:
   print(f'{path}:\n\n{path.read_text()}', flush=True)
 
 
-def next_commands(workdir: str, total_steps: int, argv: Sequence[str]) -> str:
-  """Returns three commands, one a line, each with what it does."""
-  program = _program()
-  folder = shlex.quote(f'--workdir={workdir}')
-  changed = '--config.protocol.total_steps', f'--{EXTEND}', '--workdir'
-  kept = [
-    word
-    for before, word in zip(['', *argv], argv)
-    if not word.startswith(changed) and before not in changed
-  ]
+def next_commands(
+  workdir: str, total_steps: int, argv: Sequence[str], goes_on: bool = True
+) -> str:
+  """Returns commands, one a line, each below what it does.
+
+  Args:
+    argv: the command line of the run that is over.
+    goes_on: whether more steps are worth it.
+  """
+  program, folder = _program(), shlex.quote(workdir)
+  steps = ('--steps', f'--{EXTEND}', f'--config.{run_config.TOTAL_STEPS}')
+  again = ('--resume', '--overwrite', f'--{flags.WORKDIR}')
+  kept, skips = [], False
+  for word in argv:
+    name, equals, _ = word.partition('=')
+    is_left_out = name in (*steps, *again)
+    if not (is_left_out or skips):
+      kept.append(word)
+    skips = is_left_out and not equals and name not in again[:2]
   longer = shlex.join(
-    [*kept, f'--workdir={workdir}', f'--{EXTEND}={2 * total_steps}']
+    [*kept, f'--{flags.WORKDIR}={workdir}', f'--steps={2 * total_steps}']
   )
-  return '\n'.join(
-    [
-      'Next:',
-      f'  {program} generate {folder} --prompt=…   # another sample',
-      f'  {program} report {folder}   # a page with all that happened',
-      f'  {program} train {longer}   # trains on',
-    ]
-  )
+  rows = [
+    ('another sample', f"generate {folder} --prompt='The ' --seed=1"),
+    ('a page with all that happened', f'report {folder}'),
+    ('every decision, in order', f'tape {folder}'),
+    ('trains on, to twice as many steps', f'train {longer}'),
+  ]
+  lines = ['Next:']
+  for what, command in rows if goes_on else rows[:-1]:
+    lines += [f'  # {what}', f'  {program} {command}']
+  return '\n'.join(lines)
 
 
 def _program() -> str:
@@ -109,40 +179,48 @@ def _program() -> str:
   return shlex.quote(os.path.relpath(script) if below else str(script))
 
 
+def parse(argv: Sequence[str]) -> list[str]:
+  """Parses the command line as that of `launch.local`."""
+  sys.argv = arguments(argv)  # Keys of --config are looked for there.
+  return flags.parse(sys.argv)
+
+
 def main(argv) -> int:
   """Makes the run; then shows what its model writes, and what comes next."""
-  local.checked(argv)
   given = absl_flags.FLAGS
-  if given.resume and not Workdir(pathlib.Path(given.workdir)).config.exists():
+  local.checked(argv)
+  workdir = Workdir(pathlib.Path(given.workdir))
+  if given.resume and not workdir.config.exists():
     raise ConfigError([f'--{RESUME}: {given.workdir} holds no run'])
-  if flags.config_file() in (str(CONFIG), str(own_config(given.workdir))):
-    write_config(given.workdir, given.config)
-  code = local.main(argv)
+
+  def show_config():
+    if flags.config_file() in (str(CONFIG), str(own_config(given.workdir))):
+      write_config(given.workdir, given.config)
+
+  code = local.main(argv, show_config)
   if code:
     return code
-  command = [sys.executable, '-m', 'diloco.generate']
+  command = [sys.executable, '-m', 'diloco.generate', given.workdir]
   sample = subprocess.run(
-    [
-      *command,
-      f'--workdir={given.workdir}',
-      f'--length={SAMPLE_TOKENS}',
-    ],
+    [*command, f'--length={SAMPLE_TOKENS}'],
     stdout=subprocess.PIPE,
     check=False,
   )
   if not sample.returncode:
+    files.replace(workdir.sample, sample.stdout)
     print(f'\nWhat the model writes:\n{sample.stdout.decode(errors="replace")}')
   total_steps = given.config.protocol.total_steps
-  print(next_commands(given.workdir, total_steps, OWN))
+  evaluation = read_evaluation(workdir.evaluation)
+  rose = evaluation and epochs.over_fitted(workdir, evaluation)
+  print(next_commands(given.workdir, total_steps, OWN, goes_on=not rose))
   return 0
 
 
 if __name__ == '__main__':
   OWN = sys.argv[1:]
   local.define_flags()
-  absl_flags.DEFINE_string(TEXT, None, 'File of text, or folder of *.txt.')
+  flags.define_short_flags()
+  absl_flags.DEFINE_string(TEXT, None, 'The text, as it was given until 0.1.')
   absl_flags.DEFINE_bool(RESUME, False, 'Goes on with a run; begins none.')
-  said = 'Steps that the run is to have in all; a run that is over goes on.'
-  absl_flags.DEFINE_integer(EXTEND, None, said, lower_bound=1)
-  sys.argv = arguments(sys.argv)
-  flags.run(main)
+  absl_flags.DEFINE_integer(EXTEND, None, 'Now --steps.', lower_bound=1)
+  flags.run(main, parse)

@@ -11,6 +11,7 @@ import pytest
 PARTS = ('together', 'alone')
 # Set by run.sh: a file with one line for each test; tests/summary.py reads it.
 RECORD = 'DILOCO_TEST_RECORD'
+RECORD_PATH = os.environ.get(RECORD)
 LAST_LINES = 15  # Of a failure, in the summary.
 
 
@@ -25,6 +26,11 @@ def pytest_addoption(parser):
     choices=PARTS,
     help='only tests that may run beside others, or only those that may not',
   )
+
+
+def pytest_collection_finish(session):
+  # A test may run pytest by itself, on a planted fault; workers have begun.
+  os.environ.pop(RECORD, None)
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -68,8 +74,7 @@ def pytest_runtest_protocol(item, nextitem):
   try:
     return (yield)
   finally:
-    path = os.environ.get(RECORD)
-    if path:
+    if RECORD_PATH:
       line = {
         'test': item.nodeid,
         'wall_s': time.perf_counter() - began_s,
@@ -77,7 +82,7 @@ def pytest_runtest_protocol(item, nextitem):
         'failed': item.failed,
       }
       # One write: the workers append to one file.
-      with open(path, 'a') as file:
+      with open(RECORD_PATH, 'a') as file:
         file.write(json.dumps(line) + '\n')
 
 

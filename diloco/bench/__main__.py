@@ -3,6 +3,7 @@
 
   python -m diloco.bench --all [--repeats=3] [--markdown=FILE] [--json=FILE]
   python -m diloco.bench --only=round,int4 [--millions=1,10,50]
+  python -m diloco.bench --only=hosts --write_speeds=FILE
   python -m diloco.bench --list
 
 One table: medians and spreads over the repetitions, and ratios to what was
@@ -21,9 +22,14 @@ import rich.console
 from absl import flags as absl_flags
 from absl import logging
 
-from diloco.bench import comparison, machine_load, syncer_load
-from diloco.bench.measurement import BenchFailed, BenchSettings
-from diloco.bench.rows import ROWS
+from diloco.bench import crowd, machine_load, measurement, syncer_rounds
+from diloco.bench.measurement import (
+  BenchFailed,
+  BenchSettings,
+  Measured,
+  RepeatedFigure,
+)
+from diloco.bench.rows import HOSTS, ROWS
 from diloco.config import flags, run_config
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
@@ -55,6 +61,9 @@ def define_flags() -> None:
   )
   absl_flags.DEFINE_string('json', None, 'File for all figures.')
   absl_flags.DEFINE_string('history', None, 'File to append a line of JSON to.')
+  absl_flags.DEFINE_string(
+    'write_speeds', None, 'File for what `diloco plan` knows of hosts.'
+  )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,7 +77,9 @@ def main(argv: Sequence[str]) -> int:
   settings = BenchSettings(
     given.smallest, sizes(given.millions), crowds(given.learners)
   )
-  files_ = (given.markdown, given.json, given.history)
+  if given.write_speeds and HOSTS not in names:
+    raise ConfigError([f'--write_speeds: needs the row {HOSTS}'])
+  files_ = (given.markdown, given.json, given.history, given.write_speeds)
   targets = [pathlib.Path(p) for p in files_ if p]
   check_writable(targets)
   logging.set_verbosity(logging.ERROR)  # Crowds that stop warn.
@@ -78,20 +89,22 @@ def main(argv: Sequence[str]) -> int:
   with ProgressLine() as line:
     found, failed = measure(names, settings, given.repeats, line.say)
   again = shlex.join(['python', '-m', 'diloco.bench', *sys.argv[1:]])
-  about = (found, failed, machine, whole.others(), again)
+  measured = Measured(found, failed, machine, whole.others(), again)
   console = rich.console.Console(
     color_system=None, highlight=False, markup=False, emoji=False
   )
   if not console.is_terminal:
     console.width = max(console.width, WIDTH)
-  page = comparison.page(*about)
+  page = measured.page()
   terminal.show(page, console)
   if given.markdown:
-    pathlib.Path(given.markdown).write_text(comparison.as_markdown(page))
+    pathlib.Path(given.markdown).write_text(measurement.as_markdown(page))
   if given.json:
-    files.write_json(pathlib.Path(given.json), comparison.record(*about))
+    files.write_json(pathlib.Path(given.json), measured.record())
   if given.history:
-    comparison.append(pathlib.Path(given.history), comparison.record(*about))
+    measured.append(pathlib.Path(given.history))
+  if given.write_speeds and HOSTS not in failed:
+    files.write_json(pathlib.Path(given.write_speeds), host_speeds(measured))
   return 1 if failed else 0
 
 
@@ -100,7 +113,7 @@ def measure(
   settings: BenchSettings,
   repeats: int,
   say: Callable[[str], None],
-) -> tuple[list[comparison.RepeatedFigure], dict[str, str]]:
+) -> tuple[list[RepeatedFigure], dict[str, str]]:
   """Returns the figures, and why other rows could not be measured."""
   found, failed = [], {}
   began_s, of = time.monotonic(), len(names) * repeats
@@ -112,12 +125,27 @@ def measure(
         done = number * repeats + i
         far = count(done, of, began_s, sum(costs[:done]) / sum(costs))
         say(f'{far}  {name}, repetition {i + 1} of {repeats}')
-        repetitions.append(ROWS[name].measure(settings))
+        repetitions.append(list(ROWS[name].measure(settings)))
     except BenchFailed as error:
       failed[name] = str(error)
       continue
-    found += comparison.repeated(name, repetitions, meter.others())
+    found += measurement.repeated(name, repetitions, meter.others())
   return found, failed
+
+
+def host_speeds(measured: Measured) -> dict:
+  """Returns what `diloco plan` reads of hosts: medians of the row `hosts`."""
+  machine = measured.machine
+  own = [figure for figure in measured.figures if figure.row == HOSTS]
+  found = syncer_rounds.host_speeds({f.name: f.median for f in own})
+  return {
+    'machine': f'{machine["cpu"]}, {machine["cores_allowed"]} cores',
+    'date': machine['time'][:10],
+    'commit': machine['commit'],
+    'command': f'python -m diloco.bench --only={HOSTS} --write_speeds=FILE',
+    'others': own[0].others,
+    **{name: float(f'{value:.3g}') for name, value in found.items()},
+  }
 
 
 def chosen(everything: bool, only: Sequence[str]) -> list[str]:
@@ -152,7 +180,7 @@ def crowds(texts: Sequence[str]) -> tuple[int, ...]:
     )
   found = tuple(map(int, texts))
   for learners in found:
-    run_config.build(syncer_load.crowd_config(learners))
+    run_config.build(crowd.crowd_config(learners))
   return found
 
 

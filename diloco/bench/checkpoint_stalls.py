@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,6 +25,7 @@ from diloco.bench.measurement import (
   BenchFailed,
   BenchFigure,
   BenchSettings,
+  duration,
   quantile,
 )
 from diloco.bench.real_run import MALLOC, get_config
@@ -138,39 +139,38 @@ class MeasuredLoop:
     return took, beside, calls
 
 
-def measure(settings: BenchSettings) -> list[BenchFigure]:
+def measure(settings: BenchSettings) -> Iterator[BenchFigure]:
   """Measures all sizes, each in a process of its own."""
-  found = []
   for millions in settings.sizes:
     steps, every = settings.pick((200, 50), (30, 10))
-    name = f'{millions:g} M'
-    found += _figures(name, _in_child(millions, steps, every))
-  return found
+    yield from _figures(f'{millions:g} M', _in_child(millions, steps, every))
 
 
-def _figures(name: str, seen: dict) -> list[BenchFigure]:
-  """Returns the stalls of one child."""
+def _figures(name: str, seen: dict) -> Iterator[BenchFigure]:
+  """Yields the stalls of one child."""
   off, on, beside = seen['off'], seen['on'], seen['beside']
   if seen['failed'] or not beside:
     raise BenchFailed(f'{name}: saves failed: {seen["said"]}')
   usual_s = quantile(off, 0.5)
-  longest, p99 = max(off), quantile(off, 0.99)
-  return [
-    BenchFigure(
-      f'{name}, longest step while saving, beyond the median',
-      1e3 * (max(beside) - usual_s), 'ms', max(beside) / longest,
-      'the longest step without saves',
-    ),
-    BenchFigure(
-      f'{name}, p99 of steps, beyond the median',
-      1e3 * (quantile(on, 0.99) - usual_s), 'ms', quantile(on, 0.99) / p99,
-      'p99 without saves',
-    ),
-    BenchFigure(
-      f'{name}, longest in the call', 1e3 * max(seen['calls']), 'ms',
-      max(seen['calls']) / usual_s, 'a step',
-    ),
-  ]  # fmt: skip
+  yield duration(
+    f'{name}, longest step while saving, beyond the median',
+    'ms',
+    max(beside),
+    max(off),
+    'the longest step without saves',
+    usual_s,
+  )
+  yield duration(
+    f'{name}, p99 of steps, beyond the median',
+    'ms',
+    quantile(on, 0.99),
+    quantile(off, 0.99),
+    'p99 without saves',
+    usual_s,
+  )
+  yield duration(
+    f'{name}, longest in the call', 'ms', max(seen['calls']), usual_s, 'a step'
+  )
 
 
 def _in_child(millions: float, steps: int, every: int) -> dict:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows whether a run stays as it begins: python -m diloco.bench.long_run
 
-  python -m diloco.bench.long_run --minutes=60 --millions=10 \\
+  python -m diloco.bench.long_run --minutes=10 --millions=10 \\
       [--picture=FILE.png] [--json=FILE]
 
 Two learners whose computation is a sleep, P = 4, H = 20, τ = 4, int4, with the
@@ -26,15 +26,15 @@ from absl import logging
 from diloco.bench import machine_load
 from diloco.bench.__main__ import check_writable
 from diloco.bench.measurement import BenchFailed, quantile
-from diloco.bench.real_run import RealRun, bowl
-from diloco.bench.sync_stalls import EVERY_20
-from diloco.bench.syncer_load import resident_bytes
+from diloco.bench.process_rows import EVERY_20, sleep_s
+from diloco.bench.real_run import RealRun, bowl, resident_bytes
 from diloco.config import flags
 from diloco.config.sections import CheckpointConfig, ConfigError, defaults
 from diloco.metrics import files, names
-from diloco.metrics.run_progress import ProgressLine, clock
+from diloco.metrics.figures import clock
+from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import learner_name
-from diloco.pages import pictures, terminal
+from diloco.pages import terminal
 from diloco.pages.parts import Chart, Column, Line, ReportPage, Table
 
 LEARNERS = (0, 1)
@@ -51,7 +51,7 @@ Windows = list[float | None]  # None: nothing was measured in it.
 def define_flags() -> None:
   """The flags of this main."""
   absl_flags.DEFINE_float(
-    'minutes', 60.0, 'Minutes that it runs.', lower_bound=0.1
+    'minutes', 10.0, 'Minutes that it runs.', lower_bound=0.1
   )
   absl_flags.DEFINE_float(
     'millions', 10.0, 'Parameters, in 10⁶.', lower_bound=0.001
@@ -70,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   machine, load = machine_load.describe(), machine_load.LoadMeter()
   command = shlex.join(['python', '-m', 'diloco.bench.long_run', *sys.argv[1:]])
+  print(announcement(given.minutes), file=sys.stderr)
   try:
     with ProgressLine() as line:
       found = measure(given.minutes, given.millions, line.say)
@@ -80,14 +81,21 @@ def main(argv: Sequence[str]) -> int:
   console = rich.console.Console(highlight=False, markup=False)
   terminal.show(dataclasses.replace(page, parts=page.parts[:1]), console)
   if given.picture:
-    if lacks := pictures.missing(page):
-      print(lacks)
-    for image in pictures.draw(page).values():
-      pathlib.Path(given.picture).write_bytes(image)
+    from diloco.pages import figures  # Matplotlib is an extra.
+
+    figures.save(page.parts[1], pathlib.Path(given.picture))
   if given.json:
     record = {'machine': machine, 'command': command, 'windows': found}
     files.write_json(pathlib.Path(given.json), record)
   return 0
+
+
+def announcement(minutes: float) -> str:
+  """Returns how long it will take, in words."""
+  return (
+    f'it runs for {minutes:g} minutes, and a start of a minute; --minutes=60 '
+    'shows a slower growth; Ctrl-C ends it'
+  )
 
 
 def measure(
@@ -102,7 +110,7 @@ def measure(
       for key in ('learner_every_steps', 'syncer_every_rounds')
     },
     'protocol.learners': len(LEARNERS),
-    'run.step_floor_s': 0.03 + 0.02 * millions,
+    'run.step_floor_s': sleep_s(millions),
   }
   window_s = 60 * minutes / WINDOWS
   with RealRun(overrides) as run:

@@ -1,13 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of a benchmark: what a row measures, and a figure that it returns."""
+"""What a benchmark returns; its repetitions as a table, as JSON, as a line."""
 
 import dataclasses
 import functools
+import json
+import pathlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+
+from diloco.bench import machine_load
+from diloco.pages.parts import Column, ReportPage, Table
+
+SCALES = {'s': 1.0, 'ms': 1e3, 'µs': 1e6}
+COLUMNS = (
+  'row', 'figure', 'median', 'least … most', 'unit', 'ratio', 'against',
+  'others',
+)  # fmt: skip
+DIGITS = 3  # That are shown; the files have all.
+HOW_TO_READ = (
+  'A ratio is a cost in units of the cost of what stands behind it, measured '
+  'in the same run: 1 is as good, 2 takes twice as long (or as many bytes). '
+  "'others' is the share of the machine's CPU time that other processes used "
+  'meanwhile.'
+)
 
 
 class BenchFailed(Exception):
@@ -30,6 +48,24 @@ class BenchFigure:
   unit: str
   ratio: float | None = None
   against: str = ''
+
+
+def duration(
+  name: str,
+  unit: str,
+  took_s: float,
+  reference_s: float,
+  against: str,
+  beyond_s: float = 0.0,
+) -> BenchFigure:
+  """Returns the figure of a time, and its ratio to that of a reference.
+
+  Args:
+    unit: a key of SCALES.
+    beyond_s: the figure, not the ratio, is what lies beyond it.
+  """
+  value = SCALES[unit] * (took_s - beyond_s)
+  return BenchFigure(name, value, unit, took_s / reference_s, against)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +103,11 @@ class BenchRow:
   """
 
   title: str
-  measure: Callable[[BenchSettings], Sequence[BenchFigure]]
+  measure: Callable[[BenchSettings], Iterable[BenchFigure]]
   seconds: float
+
+
+# Clocks.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,3 +162,133 @@ def quantile(values: Sequence[float], share: float) -> float:
   """Returns the smallest value that at least `share` of them don't exceed."""
   ascending = sorted(values)
   return ascending[max(0, -int(-len(ascending) * share // 1) - 1)]
+
+
+# Repetitions.
+
+
+@dataclasses.dataclass(frozen=True)
+class RepeatedFigure:
+  """One figure of a row over all repetitions."""
+
+  row: str
+  name: str
+  unit: str
+  against: str
+  values: tuple[float, ...]
+  ratios: tuple[float, ...]  # Empty if there is no reference.
+  others: float | None  # Share of the machine's CPU time, of the whole row.
+
+  @property
+  def median(self) -> float:
+    return statistics.median(self.values)
+
+  @property
+  def ratio(self) -> float | None:
+    """Returns the median of the repetitions' ratios."""
+    return statistics.median(self.ratios) if self.ratios else None
+
+  def plain(self) -> dict:
+    """Returns it as JSON."""
+    return {
+      **dataclasses.asdict(self),
+      'median': self.median,
+      'least': min(self.values),
+      'most': max(self.values),
+      'ratio': self.ratio,
+    }
+
+
+def repeated(
+  row: str, repetitions: Sequence[Sequence[BenchFigure]], others: float | None
+) -> list[RepeatedFigure]:
+  """Gathers the repetitions of a row, figure by figure."""
+  found = []
+  for first in repetitions[0]:
+    same = [f for each in repetitions for f in each if f.name == first.name]
+    found.append(
+      RepeatedFigure(
+        row,
+        first.name,
+        first.unit,
+        first.against,
+        tuple(f.value for f in same),
+        tuple(f.ratio for f in same if f.ratio is not None),
+        others,
+      )
+    )
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+  """All that a command has measured, and on what."""
+
+  figures: Sequence[RepeatedFigure]
+  failed: dict[str, str]  # Why, by row.
+  machine: dict
+  others: float | None
+  command: str
+
+  def page(self) -> ReportPage:
+    """Returns the table with what it was measured on."""
+    machine = self.machine
+    memory_gb = (machine['memory_bytes'] or 0) / 1e9
+    rows = tuple(
+      (
+        f.row,
+        f.name,
+        _short(f.median),
+        f'{_short(min(f.values))} … {_short(max(f.values))}',
+        f.unit,
+        _short(f.ratio),
+        f.against,
+        None if f.others is None else f'{f.others:.0%}',
+      )
+      for f in self.figures
+    )
+    notes = tuple(f'{row} failed: {why}' for row, why in self.failed.items())
+    columns = tuple(map(Column, COLUMNS))
+    return ReportPage(
+      name='bench',
+      title=f'diloco {machine["diloco"]}, benchmarks',
+      command=self.command,
+      paragraphs=(
+        f'{machine["cpu"]}, {machine["cores_allowed"]} of {machine["cores"]} '
+        f'cores, {memory_gb:.1f} GB; Python {machine["python"]}, jax '
+        f'{machine["versions"]["jax"]}; commit {machine["commit"]}.',
+        machine_load.said(self.others),
+        HOW_TO_READ,
+      ),
+      parts=(Table('benchmarks', 'Benchmarks', columns, rows, notes),),
+    )
+
+  def record(self) -> dict:
+    """Returns all that was measured, as JSON."""
+    found = vars(self) | {'figures': [f.plain() for f in self.figures]}
+    return found
+
+  def append(self, path: pathlib.Path) -> None:
+    """Appends one line of JSON to the history."""
+    with path.open('a') as file:
+      file.write(json.dumps(self.record(), allow_nan=False) + '\n')
+
+
+def as_markdown(report: ReportPage) -> str:
+  """Returns the table with machine, others' share and command."""
+  (table,) = report.parts
+  lines = [[column.name for column in table.columns]]
+  lines.append(['---'] * len(lines[0]))
+  lines += [['' if c is None else str(c) for c in row] for row in table.rows]
+  rows = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  paragraphs = (*report.paragraphs[:-1], f'    {report.command}', rows)
+  return '\n\n'.join((*paragraphs, *table.notes)) + '\n'
+
+
+def _short(value: float | None) -> str | None:
+  """Returns a number with few digits, never as a power of ten."""
+  if value is None:
+    return None
+  if abs(value) >= 10 ** (DIGITS - 1):
+    return f'{value:,.0f}'
+  return f'{value:.{DIGITS}g}'

@@ -226,3 +226,17 @@ def column(records: list[dict], name: str) -> list[float]:
 def step_seconds(records: list[dict]) -> list[float]:
   """Returns how long each step took."""
   return column(records, names.STEP_TIME)
+
+
+def resident_bytes(pid: int) -> int:
+  """Returns the resident memory of a process; raises BenchFailed."""
+  return 1024 * status(pid, 'VmRSS')
+
+
+def status(pid: int, field: str) -> int:
+  """Returns a number of /proc/PID/status, in its unit."""
+  try:
+    text = pathlib.Path(f'/proc/{pid}/status').read_text()
+  except OSError as error:
+    raise BenchFailed(f'{error.filename}: {error.strerror}') from None
+  return int(re.search(rf'^{field}:\s+(\d+)', text, re.MULTILINE)[1])

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import queue
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -250,43 +250,91 @@ def _whole(size: RoundSize) -> BenchFigure:
   return BenchFigure(name, speed, 'GB/s', took_s / copied_s, COPY)
 
 
+class Stages:
+  """What hosts do with the largest fragment of a model, as calls."""
+
+  def __init__(self, size: RoundSize):
+    run_spec = size.run_spec(1)
+    pieces = max(
+      run_spec.layout.fragments, key=lambda each: sum(x.size for x in each)
+    )
+    up, down, rng = run_spec.up, run_spec.down, np.random.default_rng(0)
+    vs = {
+      m: {
+        x.name: 1e-3 * rng.standard_normal(x.shape, np.float32) for x in pieces
+      }
+      for m in range(size.learners)
+    }
+    datas = [payload.encode(v, pieces, up) for v in vs.values()]
+    pulled = {m: payload.inspect(d, pieces, up) for m, d in enumerate(datas)}
+    weights = dict.fromkeys(vs, 1 / size.learners)
+    optimizer = make_optimizer(run_spec.config)
+    theta, other = vs[0], vs[size.learners - 1]
+    state = outer.init(theta, optimizer)
+    delta = merge.merge(vs, weights, pieces)
+    _, update = outer.step(state, delta, optimizer, down, pieces)
+    self.values = sum(x.size for x in pieces)
+    self.syncer = {
+      'checks and norms': lambda: [
+        contributions.checked(payload.inspect(d, pieces, up)) for d in datas
+      ],
+      'RDA': functools.partial(merge.merge, pulled, weights, pieces),
+      # It encodes the update, and decodes it as the learners will.
+      'outer step': functools.partial(
+        outer.step, state, delta, optimizer, down, pieces
+      ),
+      'encode': functools.partial(payload.encode, delta, pieces, down),
+      'CRC': functools.partial(payload.piece_crcs, delta, pieces),
+    }
+    self.learner = {
+      'encode': lambda: contributions.encode(theta, other, pieces, up),
+      'take in': lambda: payload.crc(
+        outer.add(theta, payload.decode(update, pieces, down)), pieces
+      ),
+    }
+
+
 def _parts(size: RoundSize, turns: int) -> list[BenchFigure]:
   """Measures each part of a round of the largest fragment by itself."""
-  run_spec = size.run_spec(1)
-  pieces = max(
-    run_spec.layout.fragments, key=lambda each: sum(x.size for x in each)
-  )
-  up, rng = run_spec.up, np.random.default_rng(0)
-  vs = {
-    m: {x.name: 1e-3 * rng.standard_normal(x.shape, np.float32) for x in pieces}
-    for m in range(size.learners)
-  }
-  datas = [payload.encode(v, pieces, up) for v in vs.values()]
-  pulled = {m: payload.inspect(d, pieces, up) for m, d in enumerate(datas)}
-  weights = dict.fromkeys(vs, 1 / size.learners)
-  optimizer = make_optimizer(run_spec.config)
-  state = outer.init(vs[0], optimizer)
-  delta = merge.merge(vs, weights, pieces)
-  calls = {
-    'checks and norms': lambda: [
-      contributions.checked(payload.inspect(d, pieces, up)) for d in datas
-    ],
-    'RDA': functools.partial(merge.merge, pulled, weights, pieces),
-    # It encodes the update, and decodes it as the learners will.
-    'outer step': functools.partial(
-      outer.step, state, delta, optimizer, run_spec.down, pieces
-    ),
-    'encode': functools.partial(payload.encode, delta, pieces, run_spec.down),
-    'CRC': functools.partial(payload.piece_crcs, delta, pieces),
-  }
-  values = size.learners * sum(x.size for x in pieces)
+  stages = Stages(size)
+  values = size.learners * stages.values
   copy, found = copying(values), []
-  for name, call in calls.items():
+  for name, call in stages.syncer.items():
     pair = in_turns(call, copy, turns)
     speed = 4 * values / pair.work_s / 1e9
     title = f'M = {size.learners}, {name}'
     found.append(BenchFigure(title, speed, 'GB/s', pair.ratio, COPY))
   return found
+
+
+def measure_hosts(settings: BenchSettings) -> list[BenchFigure]:
+  """Measures an exchange's stages on hosts, in seconds per GB of Θ_p in f32."""
+  found, (few, many) = [], LEARNERS
+  stages = Stages(_size(settings, few))
+  copy, gb = copying(stages.values), 4 * stages.values / 1e9
+  for name, call in stages.learner.items():
+    pair = in_turns(call, copy, settings.pick(9, 2))
+    found.append(
+      BenchFigure(name, pair.work_s / gb, 's/GB', pair.ratio, COPY_OF_VALUES)
+    )
+  for learners in (few, many):
+    whole = _whole(_size(settings, learners))
+    name, each_s = f'round of {learners}', learners / whole.value
+    found.append(BenchFigure(name, each_s, 's/GB', whole.ratio, COPY))
+  return found
+
+
+def host_speeds(seconds: Mapping[str, float]) -> dict[str, float]:
+  """Returns the planner's speeds from what `measure_hosts` found, by name."""
+  few, many = LEARNERS
+  first, last = (seconds[f'round of {learners}'] for learners in LEARNERS)
+  each = max(0.0, (last - first) / (many - few))
+  return {
+    'encode': seconds['encode'],
+    'take_in': seconds['take in'],
+    'round': max(0.0, first - few * each),
+    'round_each': each,
+  }
 
 
 def measure_int4(settings: BenchSettings) -> list[BenchFigure]:

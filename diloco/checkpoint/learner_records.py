@@ -178,11 +178,12 @@ class LearnerRecords:
     steps = self._identity.get(TOTAL_STEPS), theirs.get(TOTAL_STEPS)
     if None not in steps and int(steps[0]) > int(steps[1]):
       theirs[TOTAL_STEPS] = steps[0]
+    # A key that is newer than the checkpoint is not in it; the syncer, whose
+    # ledger lacks it, too, admits only the key's default then.
     differing = [
-      f'{key}: {self._identity.get(key, "absent")} here, '
-      f'{theirs.get(key, "absent")} there'
-      for key in sorted(self._identity.keys() | theirs.keys())
-      if self._identity.get(key) != theirs.get(key)
+      f'{key}: {self._identity.get(key, "absent")} here, {value} there'
+      for key, value in sorted(theirs.items())
+      if self._identity.get(key) != value
     ]
     if differing:
       raise BrokenRecord(

@@ -7,9 +7,14 @@ one of several.
 
 Orbax takes about a third of a second of CPU to import. So that happens with the
 first checkpoint that is read, or on the thread that writes the first one: most
-processes begin without a checkpoint.
+processes begin without a checkpoint. While the dynamic linker maps
+TensorStore's 65 MB it holds the interpreter, and no thread runs: with pages
+that came from a slow disk that took 11 s. So `orbax` first reads the file
+through, during which all other threads go on.
 """
 
+import functools
+import importlib.util
 import pathlib
 import threading
 import zlib
@@ -27,6 +32,34 @@ Volumes = Mapping[str, np.ndarray]  # Number -> uint8 vector.
 # beside another save or a load, of whatever folders, then fails, or waits for
 # its own signal for minutes.
 OPERATING = threading.Lock()
+
+
+CHUNK_BYTES = 1 << 20
+
+
+@functools.cache
+def orbax():
+  """Returns Orbax's v1, imported while other threads run."""
+  read_shared_objects('tensorstore')
+  from orbax.checkpoint import v1
+
+  return v1
+
+
+def read_shared_objects(package: str) -> int:
+  """Brings a package's shared objects into the page cache; imports nothing.
+
+  Returns:
+    The number of bytes read; 0 where there is no such package.
+  """
+  spec = importlib.util.find_spec(package)
+  total, chunk = 0, bytearray(CHUNK_BYTES)
+  for folder in spec.submodule_search_locations or () if spec else ():
+    for path in sorted(pathlib.Path(folder).glob('*.so')):
+      with path.open('rb', buffering=0) as file:
+        while count := file.readinto(chunk):  # Without the interpreter's lock.
+          total += count
+  return total
 
 
 class Opened(Protocol):
@@ -62,16 +95,12 @@ class _Sole:
     return _SoleOpened(folder, keep)
 
   def read_text(self, path: pathlib.Path) -> str:
-    from orbax.checkpoint import v1
-
-    found = v1.checkpointables_metadata(path).custom_metadata
+    found = orbax().checkpointables_metadata(path).custom_metadata
     return proven(found)
 
   def read_volumes(self, path: pathlib.Path) -> Volumes:
-    from orbax.checkpoint import v1
-
     with OPERATING:
-      return v1.load(path, checkpointable_name='volumes')
+      return orbax().load(path, checkpointable_name='volumes')
 
 
 SOLE = _Sole()
@@ -79,8 +108,7 @@ SOLE = _Sole()
 
 class _SoleOpened:
   def __init__(self, folder: pathlib.Path, keep: Sequence[Any]):
-    from orbax.checkpoint import v1
-
+    v1 = orbax()
     context = v1.Context()
     context.array.saving.use_compression = False  # Nothing to gain in f32.
     context.array.saving.enable_post_merge_validation = False

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from diloco.checkpoint.orbax_files import OPERATING
+from diloco.checkpoint.orbax_files import OPERATING, orbax
 
 # Orbax is imported when parameters are read or written, see `orbax_files`: the
 # syncer does so once, at the end of the run.
@@ -16,10 +16,8 @@ def write_parameters(
   path: pathlib.Path, parameters: Mapping[str, np.ndarray]
 ) -> None:
   """Writes path -> f32 array atomically; replaces what was there."""
-  from orbax.checkpoint import v1 as ocp
-
   with OPERATING:
-    ocp.save(path.absolute(), dict(parameters), overwrite=True)
+    orbax().save(path.absolute(), dict(parameters), overwrite=True)
 
 
 def read_parameters(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -30,8 +28,6 @@ def read_parameters(path: pathlib.Path) -> dict[str, np.ndarray]:
   """
   if not path.is_dir():
     raise FileNotFoundError(f'no parameters at {path}')
-  from orbax.checkpoint import v1 as ocp
-
   with OPERATING:
-    found = ocp.load(path.absolute())
+    found = orbax().load(path.absolute())
   return {k: np.asarray(v) for k, v in found.items()}

@@ -232,9 +232,7 @@ class Checkpoints:
       del self._losses[removed]
 
   def _open(self) -> orbax_files.Opened:
-    from orbax.checkpoint import v1 as ocp  # See `orbax_files`.
-
-    policies = ocp.training.preservation_policies
+    policies = orbax_files.orbax().training.preservation_policies
     self._losses = self._read_losses() if self._keep_best else {}
     return self._files.open(
       self._folder,

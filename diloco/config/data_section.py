@@ -3,6 +3,7 @@
 
 import dataclasses
 import glob
+import importlib.util
 import math
 import os
 import pathlib
@@ -192,26 +193,58 @@ def missing_paths(data: DataConfig) -> Iterator[str]:
       yield f'data.{key}={path!r}: there is nothing at this path'
 
 
-def too_short_text(data: DataConfig) -> Iterator[str]:
-  """Yields 'key=path: …' for a text that can't be trained or evaluated on.
+def missing_packages(data: DataConfig) -> Iterator[str]:
+  """Yields 'key=value: …' for each package that reads the data and is missing.
 
-  Only the sizes of its files are looked at: a launcher asks before it starts a
-  process. Each process asks again, of the tokens (`run.spec.check_text`).
+  Imports none of them.
+  """
+  kind = data.tokenizer.partition(':')[0]
+  needed = {
+    f'data.source={data.source!r}': [
+      FORMATS[item.format].package
+      for item in (*data.items, *filter(None, [data.heldout]))
+    ],
+    f'data.tokenizer={data.tokenizer!r}': [kind] * (kind in TOKENIZERS),
+  }
+  for where, packages in needed.items():
+    for package in dict.fromkeys(packages):
+      if importlib.util.find_spec(package) is None:
+        how = f'pip install {package}'
+        yield f'{where}: the package {package} is missing: {how}'
+
+
+def text_bytes(data: DataConfig) -> tuple[int, int] | None:
+  """Returns how many bytes of a text are trained on, and how many held out.
+
+  Only the sizes of its files are looked at; None where these do not tell.
+
+  Raises:
+    OSError: there is no text.
   """
   in_memory = IN_MEMORY.get(data.source)
   if in_memory is None or not in_memory.takes_path:
-    return
+    return None
+  sizes = [file.stat().st_size for file in text_files(pathlib.Path(data.path))]
+  held = [heldout_bytes(size) for size in sizes]
+  between = len(sizes) - 1  # Bytes that separate files.
+  return sum(sizes) - sum(held) + between, sum(held) + between
+
+
+def too_short_text(data: DataConfig) -> Iterator[str]:
+  """Yields 'key=path: …' for a text that can't be trained or evaluated on.
+
+  A launcher asks before it starts a process. Each process asks again, of the
+  tokens (`run.spec.check_text`).
+  """
   where = f'data.path={data.path!r}'
   try:
-    sizes = [
-      file.stat().st_size for file in text_files(pathlib.Path(data.path))
-    ]
+    found = text_bytes(data)
   except OSError as error:
     yield f'{where}: {error}'
     return
-  held = [heldout_bytes(size) for size in sizes]
-  between = len(sizes) - 1  # Bytes that separate files.
-  trained, heldout = sum(sizes) - sum(held) + between, sum(held) + between
+  if found is None:
+    return
+  trained, heldout = found
   needed = data.shards * data.batch * data.seq_len + 1
   if trained >= needed and heldout > data.seq_len:
     return
@@ -220,7 +253,7 @@ def too_short_text(data: DataConfig) -> Iterator[str]:
     math.ceil((data.seq_len + 1) * 100 / HELDOUT_PERCENT),
   )
   yield (
-    f'{where}: {sum(sizes)} bytes are too short, a text needs {nbytes}: '
+    f'{where}: {sum(found)} bytes are too short, a text needs {nbytes}: '
     f'one batch of each shard takes {needed} (data.shards={data.shards} * '
     f'data.batch={data.batch} * data.seq_len={data.seq_len} + 1), and '
     f'{HELDOUT_PERCENT} % of each file, at least {data.seq_len + 1} bytes in '

@@ -3,8 +3,9 @@
 the flags by which processes know each other.
 
 A main calls `define_flags()` at import, is run by `run(main)`, and gets its
-configuration from `load()`. One that takes a run that was made calls
-`run_of_workdir(main)`: without --config it reads that of the run's folder.
+configuration from `load()`. One that takes a run that was made, by its folder
+alone, calls `run_of_workdir(main)`, which reads the configuration in it, or
+`run_of_runs(main)`, for which the folder is all there is.
 Whatever is wrong with flags or configuration, and every ConfigError that a main
 raises, ends in a message on stderr and exit code 78, which launchers do not
 restart.
@@ -19,11 +20,13 @@ import pathlib
 import re
 import select
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from absl import app, flags
 from ml_collections import config_flags
 
+from diloco import __version__
 from diloco.config import config_files, parsing, run_config, simulation
 from diloco.config.sections import ConfigError
 
@@ -33,6 +36,7 @@ EXIT_CUT_OFF = 69  # EX_UNAVAILABLE: a learner made all steps; no syncer.
 CONFIG = 'config'
 WORKDIR = 'workdir'
 PRINT_CONFIG = 'print_config'
+NO_RUN = 'RUN: is missing, the folder of a run, such as runs/first'
 RUN_CONFIG = 'config.json'  # In the folder of a run; see `metrics.workdir`.
 EXAMPLE = 'experiments/quickstart.py'
 # Names of files; what is in them never stands on a command line.
@@ -56,6 +60,18 @@ PROXY = 'proxy'
 # Flags by which a process is told which one of its kind it is.
 WHO = ('learner', 'host', 'shard')
 HELP = frozenset({'-h', '-help', '--help', '--helpshort', '--helpfull'})
+VERSION = frozenset({'-V', '-version', '--version'})
+COLUMNS = 80
+# Flags of these packages are shown by --help; others come with libraries.
+OURS = ('diloco', 'launch', 'tests')
+# Short for a key of a run's configuration, where a command takes keys.
+SHORT = {
+  'steps': 'protocol.total_steps',
+  'learners': 'protocol.learners',
+  'lr': 'inner.lr',
+  'batch': 'data.batch',
+  'seed': 'seed',
+}
 TOPOLOGY = 'topology'
 COMPILER = 'compiler'
 NAMES = (TOPOLOGY, COMPILER)
@@ -152,6 +168,8 @@ def run(
     sys.stdout = open(os.devnull, 'w')  # noqa: SIM115
   with contextlib.suppress(AttributeError):  # Of a notebook's own stream.
     sys.stdout.reconfigure(errors='replace')
+  if said := asked_text(sys.argv):
+    raise SystemExit(_or_exit(print)(said))
   app.run(_or_exit(main), flags_parser=_or_exit(parser or parse))
 
 
@@ -187,13 +205,144 @@ def _exit_at_once(code: int) -> None:
   os._exit(code)
 
 
+def asked_text(
+  argv: Sequence[str], values: flags.FlagValues = flags.FLAGS
+) -> str:
+  """Returns what --help or --version print; '' where neither is given."""
+  words = argv[1 : argv.index('--') if '--' in argv else None]
+  if not HELP.isdisjoint(words):
+    about = sys.modules['__main__'].__doc__ or ''
+    return f'{about.strip()}\n\nFlags:\n{flags_text(values)}'
+  return '' if VERSION.isdisjoint(words) else f'diloco {__version__}'
+
+
+def flags_text(values: flags.FlagValues = flags.FLAGS) -> str:
+  """Returns every flag of a command with its default and its meaning."""
+  by_module = values.flags_by_module_dict().items()
+  own = {
+    flag.name: flag
+    for module, found in by_module
+    for flag in found
+    if module in (sys.argv[0], '__main__') or module.startswith(OURS)
+  }
+  lines = []
+  for name in sorted(own):
+    flag = own[name]
+    if name == CONFIG:
+      lines.append(f'  --{name}=FILE, --{name}.KEY=VALUE')
+    elif flag.boolean:
+      lines.append(f'  --[no]{name}' if flag.default else f'  --{name}')
+    else:
+      shown = str(flag.default or '').strip()
+      shown = f'  ({shown})' if shown else ''
+      lines.append(f'  --{name}=…{shown}')
+    lines += textwrap.wrap(
+      ' '.join(flag.help.split()),
+      COLUMNS,
+      initial_indent=' ' * 6,
+      subsequent_indent=' ' * 6,
+    )
+  return '\n'.join(lines)
+
+
+def define_short_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines those of `SHORT`; `in_full` makes keys of them."""
+  for name, key in SHORT.items():
+    said = f'Short for --{CONFIG}.{key}.'
+    flags.DEFINE_string(name, None, said, flag_values=values)
+
+
+def in_full(argv: Sequence[str]) -> list[str]:
+  """Returns a command line on which `SHORT` flags are keys."""
+  words = []
+  for word in argv:
+    found = re.fullmatch(rf'--?({"|".join(SHORT)})(=.*)?', word, re.DOTALL)
+    words.append(
+      f'--{CONFIG}.{SHORT[found[1]]}{found[2] or ""}' if found else word
+    )
+  return words
+
+
+def positions(
+  argv: Sequence[str], values: flags.FlagValues = flags.FLAGS
+) -> list[int]:
+  """Returns where on a command line words stand alone, before its parsing."""
+  found, at = [], 1
+  while at < len(argv):
+    word = argv[at]
+    if word == '--':
+      return [*found, *range(at + 1, len(argv))]
+    if not word.startswith('-') or word == '-':
+      found.append(at)
+    elif '=' not in word:
+      at += _takes_next(word.lstrip('-'), values)
+    at += 1
+  return found
+
+
+def _takes_next(name: str, values: flags.FlagValues) -> bool:
+  """Returns True if the value of a flag is the next word."""
+  section, _, key = name.partition('.')
+  if section == CONFIG and key:
+    return run_config.key_types().get(key) is not bool
+  if name == CONFIG:
+    return True
+  return name in values and not values[name].boolean
+
+
+def with_runs(
+  argv: Sequence[str],
+  values: flags.FlagValues = flags.FLAGS,
+  most: int = 1,
+) -> list[str]:
+  """Returns a command line on which a RUN by itself is --workdir=RUN.
+
+  Raises:
+    ConfigError: there are more than `most`.
+  """
+  words, alone = list(argv), positions(argv, values)
+  given = value_of(WORKDIR, argv)
+  if len(alone) > most:
+    raise ConfigError([f'{argv[alone[most]]}: unexpected argument'])
+  if alone and given is not None and most == 1:
+    raise ConfigError([f'{argv[alone[0]]}: unexpected beside --{WORKDIR}'])
+  if given is not None and not has_config(argv):
+    print(
+      f'note: --{WORKDIR}={given} is now {given} by itself; the flag goes '
+      'with the next release',
+      file=sys.stderr,
+    )
+  for at in alone:
+    words[at] = f'--{WORKDIR}={argv[at]}'
+  return [word for word in words if word != '--']
+
+
 def run_without_config(main: Callable[[Sequence[str]], int | None]) -> None:
   """Runs a main that has no --config."""
   run(main, parse_without_config)
 
 
+def run_of_runs(
+  main: Callable[[Sequence[str]], int | None], most: int = 1
+) -> None:
+  """Runs a main that takes folders of runs, which stand behind its name.
+
+  Args:
+    most: runs that it takes.
+  """
+  flags.DEFINE_multi_string(WORKDIR, [], 'RUN, as it was given until 0.1.')
+
+  def parse_runs(argv: Sequence[str]) -> list[str]:
+    rest = _parse_values(with_runs(argv, most=most), flags.FLAGS)
+    if not flags.FLAGS.workdir:
+      raise ConfigError([NO_RUN])
+    return [rest[0], *dict.fromkeys(flags.FLAGS.workdir)]
+
+  run(main, parse_runs)
+
+
 def run_of_workdir(main: Callable[[Sequence[str]], int | None]) -> None:
-  """Runs a main that takes the run in --workdir; see `parse_of_run`."""
+  """Runs a main that takes one run's configuration; see `parse_of_run`."""
   run(main, parse_of_run)
 
 
@@ -256,8 +405,6 @@ def parse(
       config file, or an argument that the config file does not take.
   """
   argv, path = _with_config(argv)
-  if path is None and not HELP.isdisjoint(argv):
-    return values(list(argv))
   if path is None:
     raise ConfigError(
       [*_misspelt_config(argv, values)]
@@ -294,15 +441,29 @@ def _with_config(argv: Sequence[str]) -> tuple[list[str], str | None]:
   return words, None
 
 
+def given_config(argv: Sequence[str]) -> Mapping:
+  """Returns the keys of a command line; other flags are not looked at.
+
+  Raises:
+    ConfigError: as `parse`.
+  """
+  values, words, at = flags.FlagValues(), [argv[0]], 1
+  while at < len(argv):
+    name = argv[at].lstrip('-')
+    if re.match(rf'(no)?{CONFIG}(\.|=|$)', name):
+      words.append(argv[at])
+      if '=' not in name and _takes_next(name, flags.FLAGS):
+        at += 1
+        words += argv[at : at + 1]
+    at += 1
+  define_flags(values, words)
+  parse(words, values)
+  return values[CONFIG].value
+
+
 def _print_config(argv: Sequence[str]) -> None:
-  """Prints what a command line resolves to; other flags are not looked at."""
-  values = flags.FlagValues()
-  define_flags(values, argv)
-  try:
-    values(list(argv), known_only=True)
-  except flags.Error as error:
-    raise ConfigError([' '.join(str(error).split())]) from None
-  given = values[CONFIG].value
+  """Prints what a command line resolves to."""
+  given = given_config(argv)
   if 'study' in given:
     resolved = dataclasses.asdict(simulation.build(given))
     resolved['study']['kind'] = given.study.kind
@@ -314,29 +475,25 @@ def _print_config(argv: Sequence[str]) -> None:
 def parse_of_run(
   argv: Sequence[str], values: flags.FlagValues = flags.FLAGS
 ) -> list[str]:
-  """Calls `parse`; without --config, with that of the run in --workdir.
+  """Calls `parse`; without --config, with that of the run that is given.
 
   Keys can be changed as usual: --config.run.eval_batches=64.
 
   Raises:
     ConfigError: as `parse`, or the folder holds no run.
   """
+  argv = with_runs(argv, values)
   folder = value_of(WORKDIR, argv)
-  if has_config(argv) or not HELP.isdisjoint(argv):
+  if has_config(argv):
     return parse(argv, values)
   if problems := [*_misspelt_config(argv, values)]:
     raise ConfigError(problems)
   if not folder:
-    raise ConfigError(
-      [f'--{WORKDIR}: is missing, the folder of a run, such as runs/first']
-    )
+    raise ConfigError([NO_RUN])
   path = pathlib.Path(folder) / RUN_CONFIG
   if not path.is_file():
     raise ConfigError(
-      [
-        f'--{WORKDIR}={folder}: holds no {RUN_CONFIG}; give the folder of a '
-        'run, or its --config'
-      ]
+      [f'{folder}: holds no {RUN_CONFIG}; give the folder of a run']
     )
   return parse(
     [argv[0], f'--{CONFIG}={config_files.RECORDED}:{path}', *argv[1:]], values
@@ -432,8 +589,26 @@ def _check_overrides(argv: Sequence[str], keys: Mapping[str, object]) -> None:
     if match and match[2] not in keys:
       near = parsing.nearest(match[2], keys)
       problems.append(f'{word}: unknown key {match[2]}{near}')
+    elif match and match[3]:
+      problems += _wrong_number(word, match[3][1:], keys[match[2]])
   if problems:
     raise ConfigError(problems)
+
+
+def _wrong_number(word: str, text: str, default: object) -> Iterator[str]:
+  """Yields what is wrong with the value of a key that is a number or bool."""
+  kind = type(default)
+  if kind is bool:
+    is_right = text.lower() in ('true', 'false', 't', 'f', '1', '0')
+  elif kind in (int, float):
+    try:
+      is_right = kind(text) is not None
+    except ValueError:
+      is_right = False
+  else:
+    is_right = True
+  if not is_right:
+    yield f'{word}: must be of type {kind.__name__}, such as {default}'
 
 
 def define() -> None:

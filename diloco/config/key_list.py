@@ -9,14 +9,12 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 
-from diloco.config import parsing, run_config, sections, simulation
+from diloco.config import lab_section, parsing, run_config, simulation
 from diloco.fleets import failures, systems
-from diloco.lab import lab_systems
 from diloco.models import kinds
 from diloco.numerics import fragments, optimizers, schedule
 from diloco.protocol import config as protocol_config
 from diloco.protocol import weights
-from diloco.protocol.config import ProtocolConfig
 
 # What comments call 'a key of NAME'.
 CHOICES = {
@@ -26,14 +24,15 @@ CHOICES = {
   'INNER': optimizers.INNER,
   'KINDS': kinds.KINDS,
   'OUTER': optimizers.OUTER,
+  'QUORUM_RULES': protocol_config.QUORUM_RULES,
   'RECOVERIES': systems.RECOVERIES,
   'REPAIRS': failures.REPAIRS,
   'SCHEDULES': schedule.SCHEDULES,
   'SCHEMES': fragments.SCHEMES,
-  'SYSTEMS': lab_systems.SYSTEMS,
+  'SYSTEMS': lab_section.SYSTEMS,
   'WEIGHTS': weights.WEIGHTS,
 }
-FIELD = re.compile(r"  '?(\w+)'?: .*?(?:  # (.*))?")
+FIELD = re.compile(r'  (\w+): .*?(?:  # (.*))?')
 ABOVE = re.compile(r'  # (.*)')
 
 
@@ -85,11 +84,7 @@ def _of_sections(parts: Mapping[str, type]) -> dict[str, str]:
   return {
     f'{section}.{name}': meaning
     for section, cls in parts.items()
-    for name, meaning in (
-      _comments(inspect.getsource(sections).partition('\nPROTOCOL = {')[2])
-      if cls is ProtocolConfig
-      else _top(cls)
-    ).items()
+    for name, meaning in _top(cls).items()
   }
 
 
@@ -103,7 +98,7 @@ def _top(cls: type) -> dict[str, str]:
 
 
 def _comments(text: str) -> dict[str, str]:
-  """The comments of fields in a class's text, or of entries in a dict's."""
+  """The comments of fields in a class's text."""
   found, above = {}, []
   for line in text.splitlines():
     if comment := ABOVE.fullmatch(line):

@@ -5,11 +5,40 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from diloco import faults
 from diloco.config import sections
 from diloco.config.sections import ConfigError
-from diloco.lab.lab_systems import SYSTEMS
 
+PERFORMED = 'kill'  # Of `faults.KINDS`; `diloco chaos` has more.
 FORM = 'kill learner N at FRACTION, or kill syncer at FRACTION'
+
+
+@dataclasses.dataclass(frozen=True)
+class LabSystem:
+  """A way to train in the lab; `diloco.lab.run` has the programs.
+
+  Attributes:
+    has_syncer: True if learners come and go, and a syncer can be killed: the
+      protocol's machines. False: one data-parallel program.
+    is_elastic: True if one program goes on without the learners that are dead.
+    is_alone: True if there is one learner, however many are configured.
+  """
+
+  has_syncer: bool = False
+  is_elastic: bool = False
+  is_alone: bool = False
+
+  def learners(self, configured: int) -> int:
+    """Returns how many learners train."""
+    return 1 if self.is_alone else configured
+
+
+SYSTEMS = {
+  'decoupled': LabSystem(has_syncer=True),
+  'data_parallel': LabSystem(),
+  'elastic': LabSystem(is_elastic=True),
+  'alone': LabSystem(is_alone=True),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +74,8 @@ class LabConfig(sections.Section):
   # Held-out batches of `run.eval_batch` sequences of the evaluation at the end;
   # 0: all of the held-out text.
   final_eval_batches: int = 0
-  # Global steps between checkpoints, from which an interrupted run resumes; 0:
-  # none.
+  # Global steps between checkpoints, from which an interrupted run resumes: all
+  # processes stop there and start again, in every run. 0: none.
   checkpoint_steps: int = 500
 
   def broken_rules(self):
@@ -93,14 +122,14 @@ class Kill:
     return step >= self.fraction * total_steps
 
 
-def plan(faults: Sequence[str], learners: int) -> tuple[Kill, ...]:
+def plan(texts: Sequence[str], learners: int) -> tuple[Kill, ...]:
   """The faults in the order in which they are due.
 
   Raises:
     ConfigError: names each fault that can't be read or can't happen.
   """
   kills, problems = [], []
-  for i, text in enumerate(faults):
+  for i, text in enumerate(texts):
     try:
       kills.append(_parse(text, learners))
     except ValueError as error:
@@ -111,6 +140,9 @@ def plan(faults: Sequence[str], learners: int) -> tuple[Kill, ...]:
 
 
 def _parse(text: str, learners: int) -> Kill:
+  kind = text.partition(' ')[0]
+  if kind in faults.KINDS and kind != PERFORMED:
+    raise ValueError(f'a run performs {PERFORMED!r}, not {kind!r}')
   match = re.fullmatch(r'kill (syncer|learner (\d+)) at (\d*\.?\d+)', text)
   if not match:
     raise ValueError(f'expected {FORM}')

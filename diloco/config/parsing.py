@@ -7,7 +7,6 @@ sections. Imports no jax: launchers read configurations without devices.
 
 import dataclasses
 import difflib
-import math
 import typing
 from collections.abc import Collection, Mapping
 
@@ -130,8 +129,6 @@ def _as_type(value, kind):
   if kind is float and type(value) is int:
     value = float(value)
   if type(value) is not kind:
-    raise TypeError
-  if kind is float and math.isnan(value):
     raise TypeError
   return value
 

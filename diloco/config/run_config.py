@@ -65,7 +65,6 @@ class RunConfig:
   codec: sections.CodecConfig
   merge: sections.MergeConfig
   protocol: ProtocolConfig
-  blend_alpha: float  # Key protocol.blend_alpha; the protocol never sees it.
   syncer: sections.SyncerConfig
   mesh: sections.MeshConfig
   transport: sections.TransportConfig
@@ -79,14 +78,14 @@ class RunConfig:
       raise ConfigError(broken)
 
 
-SECTIONS, TOP = parsing.split_fields(RunConfig, but=('blend_alpha',))
+SECTIONS, TOP = parsing.split_fields(RunConfig)
 
 
 def defaults() -> dict[str, object]:
   """Returns all keys of a run, nested, with their defaults."""
   made = {name: sections.defaults(SECTIONS[name]) for name in SECTIONS}
   top = sections.defaults(RunConfig)
-  return {n: top[n] for n in TOP} | made | {'protocol': sections.PROTOCOL}
+  return {n: top[n] for n in TOP} | made
 
 
 def build(config: Mapping) -> RunConfig:
@@ -125,13 +124,14 @@ def unfold(fields: Mapping) -> dict:
   """Returns what `dataclasses.asdict` gave, with the keys of a file of
   `experiments/`.
 
-  Keys of `run` that are newer than it have their defaults: no bits depend on
-  them, so that a run outlives such a change.
+  Keys of its sections that are newer than it have their defaults, with which a
+  run goes on as it began.
   """
-  unfolded = {**fields, 'protocol': dict(fields.get('protocol', {}))}
-  if isinstance(given := fields.get('run', {}), Mapping):
-    unfolded['run'] = {**defaults()['run'], **given}
-  if 'blend_alpha' in unfolded:
+  unfolded = dict(fields)
+  for section, cls in SECTIONS.items():
+    if isinstance(given := fields.get(section), Mapping):
+      unfolded[section] = sections.defaults(cls) | dict(given)
+  if 'blend_alpha' in unfolded:  # Where it stood once.
     unfolded['protocol']['blend_alpha'] = unfolded.pop('blend_alpha')
   return unfolded
 
@@ -143,9 +143,7 @@ def flat(config: RunConfig) -> dict[str, object]:
 
 def key_types() -> dict[str, type]:
   """Every valid key, such as 'outer.lr', with the type of its value."""
-  types = parsing.key_types(SECTIONS, TOP)
-  types['protocol.blend_alpha'] = float
-  return types
+  return parsing.key_types(SECTIONS, TOP)
 
 
 def check_devices(config: RunConfig, device_count: int) -> None:
@@ -188,7 +186,6 @@ def agreement(config: RunConfig) -> dict[str, str]:
   for key, value in parsing.flatten(dataclasses.asdict(config)).items():
     if key not in FREE and key.partition('.')[0] not in FREE:
       flat[key] = json.dumps(value)
-  flat['protocol.blend_alpha'] = flat.pop('blend_alpha')
   return flat
 
 
@@ -206,7 +203,18 @@ def extended(
 
 
 def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-  """Names what differs between two agreements; '' if nothing does."""
+  """Names what differs between two agreements; '' if nothing does.
+
+  Keys of sections that are newer than one of them have their defaults in it, as
+  in `unfold`.
+  """
+  newer = {
+    f'{section}.{key}': json.dumps(value)
+    for section, cls in SECTIONS.items()
+    for key, value in sections.defaults(cls).items()
+    if f'{section}.{key}' in mine.keys() ^ theirs.keys()
+  }
+  mine, theirs = newer | dict(mine), newer | dict(theirs)
   keys = sorted(mine.keys() | theirs.keys())
   return '; '.join(
     f'{key}: {mine.get(key, "absent")} here, {theirs.get(key, "absent")} there'
@@ -227,8 +235,6 @@ def _fill_quorum(typed: dict[str, object]):
 def _parts(typed: Mapping[str, object]) -> tuple[dict, list[str]]:
   """RunConfig's arguments as far as `typed` has them, and broken rules."""
   parts = {key: typed[key] for key in TOP if key in typed}
-  if 'protocol.blend_alpha' in typed:
-    parts['blend_alpha'] = typed['protocol.blend_alpha']
   sections, problems = parsing.make_sections(typed, SECTIONS)
   return parts | sections, problems
 
@@ -320,16 +326,6 @@ def _mesh_divides(model, mesh) -> Iterator[str]:
     )
 
 
-def _alpha_used(protocol, alpha) -> Iterator[str]:
-  if not 0 <= alpha <= 1:
-    yield f'protocol.blend_alpha={alpha}: must be in [0, 1]'
-  elif alpha and not protocol.blending.mixes:
-    yield (
-      f'protocol.blend_alpha={alpha}: must be 0, blend={protocol.blend!r} '
-      'takes none'
-    )
-
-
 def _rda_of_whole_tables(merge, fragments, protocol) -> Iterator[str]:
   """A rule of whole tensors takes a norm; a slice of rows has another."""
   if (
@@ -385,7 +381,6 @@ BETWEEN = (
   (('protocol', 'syncer'), _syncer_serves),
   (('data', 'inner', 'mesh'), _parts_divide),
   (('model', 'mesh'), _mesh_divides),
-  (('protocol', 'blend_alpha'), _alpha_used),
   (('merge', 'fragments', 'protocol'), _rda_of_whole_tables),
   (('transport', 'run'), _transfers_run),
   (('protocol', 'lab'), _one_stays),

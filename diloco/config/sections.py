@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sections of a run's configuration: keys, types, defaults and rules.
 
-A key stands here and nowhere else. The section `protocol` is
-`diloco.protocol.config`'s, which has no defaults: they are `PROTOCOL`.
+A key stands here and nowhere else; those of the section `protocol` in
+`diloco.protocol.config`.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -16,7 +17,7 @@ from diloco.numerics.optimizers import INNER, OUTER
 from diloco.transport import planes
 
 SEED_MAX = 2**32 - 1
-BLOCK_MULTIPLE = 8  # A block of int1 values fills whole bytes.
+F32_TINY, F32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 
 
 class ConfigError(ValueError):
@@ -34,11 +35,22 @@ class Section:
   """Checks its rules at construction; base of the frozen sections."""
 
   SECTION = ''
+  INFINITE = frozenset()  # Keys that may be inf: no limit, or never.
 
   def __post_init__(self):
-    broken = [f'{self.SECTION}.{rule}' for rule in self.broken_rules()]
-    if broken:
+    rules = list(self._infinities()) or self.broken_rules()
+    if broken := [f'{self.SECTION}.{rule}' for rule in rules]:
       raise ConfigError(broken)
+
+  def _infinities(self) -> Iterator[str]:
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      numbers = value if isinstance(value, tuple) else (value,)
+      for number in numbers:
+        may_be = field.name in self.INFINITE and number == math.inf
+        is_float = isinstance(number, float)
+        if is_float and not (math.isfinite(number) or may_be):
+          yield f'{field.name}={value}: must be a finite number'
 
   def broken_rules(self) -> Iterator[str]:
     """Yields 'key=value: the rule' for each rule that does not hold."""
@@ -58,6 +70,15 @@ class Section:
     for key in keys:
       if not 0 < getattr(self, key) < float('inf'):
         yield f'{key}={getattr(self, key)}: must be finite and above 0'
+
+  def _in_f32(self, *keys: str) -> Iterator[str]:
+    """What is 0 or Inf as f32 makes NaN of what it divides or multiplies."""
+    for key in keys:
+      if not F32_TINY <= getattr(self, key) <= F32_MAX:
+        yield (
+          f'{key}={getattr(self, key)}: must be finite and above 0 as f32, in '
+          f'{F32_TINY:.3g} … {F32_MAX:.3g}'
+        )
 
   def _finite(self, *keys: str) -> Iterator[str]:
     for key in keys:
@@ -114,8 +135,8 @@ class ModelConfig(Section):
     yield from self._at_least(
       1, 'layers', 'd_model', 'heads', 'kv_heads', 'head_dim', 'd_ff'
     )
-    if not 1 < self.rope_theta < float('inf'):
-      yield f'rope_theta={self.rope_theta}: must be finite and above 1'
+    if not self.rope_theta > 1:
+      yield f'rope_theta={self.rope_theta}: must be above 1'
     if self.kv_heads >= 1 and self.heads % self.kv_heads:
       yield f'kv_heads={self.kv_heads}: must divide model.heads={self.heads}'
     if self.head_dim % 2:
@@ -157,7 +178,7 @@ class InnerConfig(Section):
     yield from self._one_of('optimizer', INNER)
     yield from self._one_of('schedule', schedule.SCHEDULES)
     yield from self._one_of('progress', schedule.PROGRESS)
-    yield from self._positive('lr', 'eps')
+    yield from self._in_f32('lr', 'eps')
     yield from self._at_least(0, 'warmup_steps', 'weight_decay', 'clip_norm')
     yield from self._at_least(1, 'accumulate')
     yield from self._share('final_fraction')
@@ -183,7 +204,7 @@ class OuterConfig(Section):
 
   def broken_rules(self):
     yield from self._one_of('optimizer', OUTER)
-    yield from self._positive('lr', 'final_lr', 'eps')
+    yield from self._in_f32('lr', 'final_lr', 'eps')
     yield from self._share('momentum', 'b2', one=False)
     yield from self._share('anneal_fraction')
     kind = OUTER.get(self.optimizer)
@@ -226,10 +247,11 @@ class CodecConfig(Section):
     yield from self._one_of('up', codec.CODECS)
     yield from self._one_of('down', codec.CODECS)
     yield from self._one_of('scale', block_codec.SCALE_BYTES)
-    if self.block_size < 1 or self.block_size % BLOCK_MULTIPLE:
+    multiple = block_codec.BLOCK_MULTIPLE
+    if self.block_size < 1 or self.block_size % multiple:
       yield (
         f'block_size={self.block_size}: must be a positive multiple of '
-        f'{BLOCK_MULTIPLE}'
+        f'{multiple}'
       )
 
 
@@ -348,25 +370,6 @@ class ProcessConfig(Section):
       'cpu_threads',
     )
     yield from self._finite('step_floor_s')
-
-
-# Of the section `protocol`. It never sees α, which `RunConfig` holds.
-PROTOCOL = {
-  'learners': 2,  # M, for which the run is planned; ids from 0 to M - 1.
-  'fragments': 8,  # P, the pieces of the model; divides H.
-  'sync_every_steps': 24,  # H, inner steps between two syncs of one fragment.
-  'overlap_steps': 6,  # τ, inner steps that an exchange may overlap.
-  'quorum': 1,  # K, offers without which no round closes; 0: all, K = M.
-  'grace_safety': 0.8,  # γ, the share of the slack that grace uses.
-  'grace_cap_steps': 2.0,  # The longest grace window, in inner steps.
-  'admission': 'latest',  # Which offers a round takes: a key of ADMISSIONS.
-  'max_staleness_versions': 4,  # Offers on an older base are refused.
-  'weighting': 'tokens',  # Of what is merged; a key of WEIGHTS.
-  'patience': 1.0,  # Stretches all time-outs; they are measured.
-  'total_steps': 500,  # The run ends at this global step.
-  'blend': 'carry',  # How a learner takes an update in: a key of BLENDS.
-  'blend_alpha': 0.0,  # α of 'mix': the weight of what is overwritten.
-}
 
 
 def defaults(section: type) -> dict[str, object]:

@@ -45,16 +45,19 @@ class FleetConfig(Section):
 class FailuresConfig(Section):
   """Failures and their cost, after the paper's simulated fleets.
 
-  A learner recovers in one of three ways. 'elastic': it pauses, runs on without
-  the slice, and pauses again when that is back. 'wait': it stands until the
-  slice is back, and pauses. 'restart': its process dies, starts again without
-  the slice after a pause, and bootstraps through a peer.
+  A learner recovers in one of three ways. 'wait': it stands until the slice is
+  back, and pauses; a launch of this project does that. 'restart': its process
+  dies, starts again without the slice after a pause, and bootstraps through a
+  peer. 'elastic', the paper's: it pauses, runs on without the slice, and pauses
+  again when that is back.
   """
 
   SECTION = 'failures'
+  INFINITE = frozenset({'mtbi_days', 'syncer_mtbi_hours'})
 
   mtbi_days: float = 365.0  # Between two interruptions of one chip; inf: none.
-  recovery: str = 'elastic'  # A key of RECOVERIES.
+  # Keys of RECOVERIES, separated by commas: simulated side by side.
+  recovery: str = ','.join(RECOVERIES)
   pause_s: float = 13.7  # Of a reconfiguration: our fit to the paper's Table 1.
   # Distribution of the time until a slice is back: a key of REPAIRS.
   repair: str = 'exponentiated_weibull'
@@ -73,10 +76,18 @@ class FailuresConfig(Section):
     for key in ('mtbi_days', 'syncer_mtbi_hours'):
       if not getattr(self, key) > 0:
         yield f'{key}={getattr(self, key)}: must be above 0; inf for never'
-    yield from self._one_of('recovery', RECOVERIES)
+    if unknown := [name for name in self.recoveries if name not in RECOVERIES]:
+      yield (
+        f'recovery={self.recovery!r}: {unknown[0]!r} must be one of '
+        f'{", ".join(RECOVERIES)}'
+      )
     yield from self._one_of('repair', REPAIRS)
     yield from self._positive('repair_shape', 'repair_power')
     yield from self._finite('pause_s', 'repair_s', 'syncer_outage_s')
+
+  @property
+  def recoveries(self) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(self.recovery.split(',')))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +100,7 @@ class NetworkConfig(Section):
   """
 
   SECTION = 'network'
+  INFINITE = frozenset({'learner_gbps', 'syncer_gbps'})
 
   params: float = 5e9  # Of the model.
   datacentres: int = 1  # D, between which links are slow.
@@ -162,7 +174,6 @@ class BandwidthStudy(Study):
   # Shares of the time in which chips compute that are aimed at.
   utilisations: tuple[float, ...] = (0.5, 0.75, 0.9, 0.95, 0.99)
   buckets: int = 128  # Of data-parallel's gradients.
-  steps: int = 2000  # Simulated for one utilisation.
   # Bandwidths at which the real machines are simulated.
   gbps: tuple[float, ...] = (0.1, 0.2, 0.43, 0.86, 1.7, 3.4)
 
@@ -171,7 +182,7 @@ class BandwidthStudy(Study):
     yield from self._each('datacentres', 1)
     yield from self._each('steps_s', 1e-6)
     yield from self._each('gbps', 1e-9)
-    yield from self._at_least(1, 'buckets', 'steps')
+    yield from self._at_least(1, 'buckets')
     if not all(0 < u < 1 for u in self.utilisations):
       yield f'utilisations={self.utilisations}: each must be in (0, 1)'
 
@@ -245,9 +256,7 @@ STUDIES = {
   'offer_age': OfferAgeStudy,
 }
 # What differs from a run: the paper's settings.
-PROTOCOL = {
-  key: value for key, value in sections.PROTOCOL.items() if key != 'blend_alpha'
-} | {
+PROTOCOL = sections.defaults(ProtocolConfig) | {
   'learners': 8,
   'fragments': 24,
   'sync_every_steps': 24,

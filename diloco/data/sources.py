@@ -92,10 +92,12 @@ class Format:
   Attributes:
     files: takes a path and the key of the text, and returns the files.
     needs_text_key: True if a document's text has a name in it.
+    package: that reads it; an extra may hold it.
     has_splits: True if '#SPLIT' may follow a path.
   """
 
   files: 'Callable[[str, str], list[DocumentFile]]'
+  package: str
   needs_text_key: bool = True
   has_splits: bool = False
 
@@ -119,7 +121,7 @@ def _tfds(path, text_key):
 
 
 FORMATS = {
-  'array_record': Format(_array_record, needs_text_key=False),
-  'parquet': Format(_parquet),
-  'tfds': Format(_tfds, has_splits=True),
+  'array_record': Format(_array_record, 'array_record', needs_text_key=False),
+  'parquet': Format(_parquet, 'pyarrow'),
+  'tfds': Format(_tfds, 'tensorflow_datasets', has_splits=True),
 }

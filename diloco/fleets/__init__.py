@@ -5,11 +5,10 @@ Start with `fleet`: Decoupled DiLoCo on a fleet, by the simulator; and
 `synchronous`: systems that run as one program, and so wait.
 
   fleet         a fleet of learners, its outcome
-  systems       the systems by name, and how they recover
+  systems       the systems by name, how they recover, closed forms of goodput
   synchronous   data-parallel, elastic, DiLoCo in lockstep
   tally         counts what a simulated fleet does
   failures      when what breaks, for how long; stops and deaths from it
   speeds        lengths of inner steps
-  closed_forms  goodput and uptime in theory
   traffic       bytes, links, bandwidth in theory
 """

@@ -235,7 +235,7 @@ def elastic(
   An interruption while it runs is a pause; the slice's return is another one if
   the learner runs then. A slice that breaks or returns during a pause is
   handled by the reconfiguration in progress and costs nothing, neither then
-  nor, if it broke, on its return. Hence 1 − g = t·λ·g·(1 + g) (`closed_forms`).
+  nor, if it broke, on its return. Hence 1 − g = t·λ·g·(1 + g) (`systems`).
 
   Args:
     interruptions: of this learner, in order of time.
@@ -275,7 +275,7 @@ def waiting(
   """Returns the stops of a learner that waits for the broken slice.
 
   It stands for the repair and one reconfiguration, R = repair_s + pause_s; what
-  breaks meanwhile is repaired meanwhile. Hence g = 1/(1 + λR) (`closed_forms`).
+  breaks meanwhile is repaired meanwhile. Hence g = 1/(1 + λR) (`systems`).
 
   Args:
     interruptions: of this learner, in order of time.

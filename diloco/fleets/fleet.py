@@ -4,6 +4,7 @@
 import dataclasses
 import math
 import random
+import statistics
 from collections.abc import Callable
 
 from diloco.fleets.failures import Death, FaultEvents
@@ -86,6 +87,35 @@ class FleetResult:
     """
     count = self.learners[learner]
     return count.staleness / count.merged if count.merged else 0.0
+
+  def record(self) -> dict[str, float | None]:
+    """Returns the figures that tables show, by name."""
+    taken = [self.participation(m) for m in self.learners]
+    merged = sum(count.merged for count in self.learners.values())
+    staleness = sum(count.staleness for count in self.learners.values())
+    return {
+      'goodput': self.goodput,
+      'uptime': self.uptime,
+      'pace': self.pace,
+      'steps': self.steps,
+      'merges_per_hour': self.merges_per_hour,
+      'grace_s': self.grace_s,
+      'participation': statistics.fmean(taken),
+      'participation_least': min(taken),
+      'staleness': staleness / merged if merged else None,
+      'learner_out_gbps': statistics.fmean(self._gbps('out', False, 'mean')),
+      'learner_in_gbps': statistics.fmean(self._gbps('in', False, 'mean')),
+      'syncer_in_peak_gbps': max(self._gbps('in', True, 'peak')),
+      'syncer_out_peak_gbps': max(self._gbps('out', True, 'peak')),
+    }
+
+  def _gbps(self, direction: str, of_syncer: bool, rate: str) -> list[float]:
+    """Returns mean or peak of the links that were used; [0] if none was."""
+    return [
+      getattr(use, f'{rate}_bps') / 1e9
+      for use in self.links
+      if use.direction == direction and (use.process == SYNCER) == of_syncer
+    ] or [0.0]
 
 
 class DecoupledFleet:

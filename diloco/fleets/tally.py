@@ -119,6 +119,12 @@ class Tally(Observer):
       self._end_of(process)
       self._count_useful(learner)
 
+  def rest(self):
+    """Lets go of all processes: each is over, or goes on as another one."""
+    self.settle()
+    self._processes.clear()
+    self._sessions.clear()
+
   def works(self) -> tuple[LearnerWork, ...]:
     """Returns the work of all that ever stepped, as `settle` left it."""
     return tuple(self._work.learners.values())
@@ -130,7 +136,8 @@ class Tally(Observer):
     if old is not process:
       if old is not None:
         self._end_of(old)
-      number = work.learners[learner].process + 1 if old else 0
+      known = work.learners.get(learner)
+      number = known.process + 1 if known else 0
       work.join(learner, number, process.started_s)
       self._processes[learner] = process
     self._sessions[learner, process.incarnation] = process

@@ -5,14 +5,11 @@
 
   run            one run of the configured system
   decoupled      Decoupled DiLoCo: the simulator around real arrays
-  lab_systems    the systems by name; free of jax
   data_parallel  data-parallel, elastic, alone
   process_arrays  what its processes hold
-  packing        the same as JSON and a table of arrays
   failure_schedule  visits, deaths and planned kills of learners
   outputs        what a run writes and shows
-  resume_log     goes on with a run that was cut
-  resume_stubs   stands for arrays while decisions are made again
+  checkpoints    what a run that was cut resumes from
   sweep_runner   makes the runs of a sweep; `diloco.sweeps` has the rest
-  follow         makes a real run again: `python -m diloco.lab.follow`
+  follow         the older name of `python -m diloco.replay`
 """

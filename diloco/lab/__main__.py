@@ -7,13 +7,13 @@
   python -m diloco.lab --config=FILE --workdir=DIR --sweep=outer.lr=0.3,0.6,1.0
 
 The first command makes one run, shows its progress, and writes into DIR the
-files of a real run, with simulated times: `python -m diloco.report
---workdir=DIR` makes a page of them, `python -m diloco.generate --workdir=DIR`
-samples the final model. After an interruption the same command
-resumes from the last checkpoint (`lab.checkpoint_steps`). The second makes the
-runs of the file's `sweep(add)`, over several seeds, some concurrently; finished
-runs are not repeated. The third makes those of some values of one key, each
-compared with the first, of any file.
+files of a real run, with simulated times: `python -m diloco.report DIR` makes
+a page of them, `python -m diloco.generate DIR` samples the final model. After
+an interruption the same command resumes from the last checkpoint
+(`lab.checkpoint_steps`). The second makes the runs of the file's `sweep(add)`,
+over several seeds, some concurrently; finished runs are not repeated. The third
+makes those of some values of one key, each compared with the first, of any
+file.
 Exit code 78: the configuration can't be run.
 """
 
@@ -45,11 +45,11 @@ _COMPILED = absl_flags.DEFINE_string(
 
 def main(_) -> int:
   logs.keep_ours()
+  return _sweep() if sweep_flags.is_asked() else _run()
+
+
+def _run() -> int:
   workdir = pathlib.Path(_WORKDIR.value)
-  return (_sweep if sweep_flags.is_asked() else _run)(workdir)
-
-
-def _run(workdir: pathlib.Path) -> int:
   config = flags.load()
   from diloco.lab import run
 
@@ -57,25 +57,19 @@ def _run(workdir: pathlib.Path) -> int:
   return run.make(config, workdir, compiled, _PARAMETERS.value)
 
 
-def _sweep(workdir: pathlib.Path) -> int:
+def _sweep() -> int:
   from diloco.lab import sweep_runner
-  from diloco.sweeps import sweep, variant_configs
+  from diloco.sweeps import making
 
   # Stopped like by Ctrl-C: the processes of its runs end, too.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
-  rows, seeds = sweep_flags.variants(), absl_flags.FLAGS.seeds
-  made = flags.load(
-    build=lambda base: variant_configs.make_configs(base.to_dict(), rows)
-  )
-  with flags.refusing(sweep.BadResult):
-    variant_configs.check(made, rows, seeds, workdir)
-  return sweep_runner.make(rows, seeds, _JOBS.value, workdir)
+  return sweep_runner.make(making.plan(of_processes=False), _JOBS.value)
 
 
 if __name__ == '__main__':
-  sys.argv = sweep_flags.spelled_out(sys.argv)
+  flags.define_short_flags()
+  sys.argv = flags.in_full(sweep_flags.spelled_out(sys.argv))
   sweep_flags.define()
-  absl_flags.adopt_module_key_flags(sweep_flags)
   flags.define_flags()
   absl_flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')

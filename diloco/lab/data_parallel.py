@@ -8,19 +8,17 @@ steps if learners die. A learner takes its batches in order and loses none.
 import dataclasses
 import functools
 import heapq
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from diloco.config.lab_section import Kill
+from diloco.config.lab_section import SYSTEMS, Kill
 from diloco.fleets.tally import Tally
+from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule
-from diloco.lab.lab_systems import SYSTEMS
 from diloco.lab.outputs import Health, LabObserver, Point, Trained
-from diloco.lab.packing import Likes, on_mesh
-from diloco.lab.resume_log import Resumption
+from diloco.lab.process_arrays import devices_of, on_device, on_host
 from diloco.learner.inner_device import InnerDevice
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics import names
@@ -79,7 +77,7 @@ class DataParallelSteps:
     # (time, order of the draw, learner): deaths. Later ones are drawn at the
     # time of the return, the order in which `FailureSchedule` wants them.
     self._coming: list[tuple[float, int, int, float | None]] = []
-    self._order = itertools.count()
+    self._drawn = 0
     if failure_schedule.mortal:
       for learner in range(learners):
         self._draw(learner, 0.0)
@@ -138,18 +136,22 @@ class DataParallelSteps:
       if back_s is None:
         self._draw(learner, at_s)
         continue
-      heapq.heappush(self._coming, (back_s, next(self._order), learner, None))
+      self._expect(back_s, learner, None)
       if learner in members:
         return learner, at_s, back_s
     return None
 
   def _draw(self, learner: int, from_s: float):
     dies_s, back_s = self._failures.death(from_s)
-    heapq.heappush(self._coming, (dies_s, next(self._order), learner, back_s))
+    self._expect(dies_s, learner, back_s)
+
+  def _expect(self, at_s: float, learner: int, back_s: float | None):
+    heapq.heappush(self._coming, (at_s, self._drawn, learner, back_s))
+    self._drawn += 1
 
 
 class DataParallelArrays:
-  """An implementation of `diloco.lab.resume_log.Holder`."""
+  """The model that all learners share."""
 
   def __init__(self, run_spec: RunSpec, learners: int):
     self._run_spec = run_spec
@@ -196,16 +198,15 @@ class DataParallelArrays:
     """Returns path -> f32 array."""
     return {path: np.asarray(x) for path, x in self._params.items()}
 
-  @property
-  def likes(self) -> Likes:
-    mesh = next(iter(self._all.params_like.values())).sharding.mesh
-    return Likes(mesh, self._all.state_like)
+  def save(self) -> tuple[Any, Any]:
+    """Returns parameters and inner state, on the host."""
+    return on_host(self._params), on_host(self._inner)
 
-  def state(self) -> Sequence[Any]:
-    return [self._params, self._inner]
-
-  def go_on(self, state: Sequence[Any]):
-    self._params, self._inner = state
+  def restore(self, saved: tuple[Any, Any]):
+    """Restores what `save` returned."""
+    params, inner = saved
+    self._params = on_device(params, self._all.params_like)
+    self._inner = on_device(inner, self._all.state_like)
 
   def _make_device(self, members: int) -> InnerDevice:
     """Compiles a step on the batches of `members` learners."""
@@ -213,7 +214,7 @@ class DataParallelArrays:
     data = dataclasses.replace(config.data, batch=members * config.data.batch)
     config = dataclasses.replace(config, data=data)
     run_spec = dataclasses.replace(self._run_spec, config=config)
-    return InnerDevice(*on_mesh(run_spec))
+    return InnerDevice(run_spec, devices_of(run_spec))
 
 
 class DataParallel:
@@ -226,13 +227,12 @@ class DataParallel:
     tell: Callable[[int, float], None],
     timeline_s: float,
     observer: LabObserver,
-    resumption: Resumption,
+    checkpoints: LabCheckpoints,
   ):
     config = run_spec.config
     lab = config.lab
     self._config = config
-    self._resumption = resumption
-    self._answers = resumption.answers
+    self._checkpoints = checkpoints
     self._kills = list(kills)
     self._tell = tell
     self._timeline_s = timeline_s
@@ -257,20 +257,27 @@ class DataParallel:
   def run(self) -> Trained:
     total = self._config.protocol.total_steps
     every = self._config.lab.eval_every_steps or total
-    for learner in range(self._learners):
-      self._observer.happened(0.0, learner_name(learner), 'started')
-    look_at = every
-    checkpoints = list(self._resumption.steps(total))
+    self._look_at = every
+    saves = [
+      step
+      for step in self._checkpoints.steps(total)
+      if step > self._checkpoints.from_step
+    ]
+    if self._checkpoints.state is not None:
+      self._go_on(self._checkpoints.state)
+    else:
+      for learner in range(self._learners):
+        self._observer.happened(0.0, learner_name(learner), 'started')
     while self._step < total:
       while self._kills and self._kills[0].is_due(self._step, total):
         self._group.kill(self._kills.pop(0).learner)
       self._make(self._group.step())
       self._tell_of_deaths()
-      if look_at <= self._step < total:
+      if self._look_at <= self._step < total:
         self._look()
-        look_at += every
-      if checkpoints and checkpoints[0] <= self._step < total:
-        self._resumption.at(checkpoints.pop(0), self._arrays)
+        self._look_at += every
+      if saves and saves[0] <= self._step < total:
+        self._go_on(self._checkpoints.save(saves.pop(0), self._state()))
     self._look(final=True)
     works = [
       metrics_goodput.LearnerWork(
@@ -292,6 +299,22 @@ class DataParallel:
       merged_tokens=self._tally.tokens,
     )
 
+  # What a checkpoint keeps besides the arrays and the observer's place.
+  _KEPT = (
+    '_kills', '_group', '_batches', '_steps', '_told', '_coming', '_points',
+    '_tally', '_look_at',
+  )  # fmt: skip
+
+  def _state(self) -> dict[str, Any]:
+    kept = {name: getattr(self, name) for name in self._KEPT}
+    place = self._observer.place()
+    return kept | {'arrays': self._arrays.save(), 'observer': place}
+
+  def _go_on(self, state: dict[str, Any]):
+    self._arrays.restore(state['arrays'])
+    for name in self._KEPT:
+      setattr(self, name, state[name])
+
   @property
   def _step(self) -> int:
     """The global step t: steps of as many tokens as all learners have."""
@@ -303,10 +326,7 @@ class DataParallel:
     members = step.members[: total - sum(self._batches)]
     positions = {m: self._batches[m] for m in members}
     lr = self._schedule(self._step)
-    loss = self._answers.of(
-      f'step of {len(members)}',
-      lambda: self._arrays.step(positions, lr, self._steps),
-    )
+    loss = self._arrays.step(positions, lr, self._steps)
     self._steps += 1
     for m in members:
       self._batches[m] += 1
@@ -359,13 +379,12 @@ class DataParallel:
         self._coming.remove((back_s, learner))
 
   def _look(self, final: bool = False):
-    seen = functools.partial(self._arrays.seen, final)
     point = Point(
       step=self._step,
       tokens=self._tally.tokens,
       learners_loss=float('nan'),
       at_s=self._group.now_s,
-      **self._answers.of('look', seen),
+      **self._arrays.seen(final),
     )
     self._points.append(point)
     self._tell(point.step, point.loss)

@@ -15,12 +15,10 @@ import numpy as np
 
 from diloco.config.lab_section import Kill
 from diloco.fleets.tally import Tally
+from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule, TransientLearners
 from diloco.lab.outputs import Health, LabObserver, Point, Trained
-from diloco.lab.packing import on_mesh
-from diloco.lab.process_arrays import ArrayBackend
-from diloco.lab.resume_log import Resumption
-from diloco.lab.resume_stubs import StubBackend
+from diloco.lab.process_arrays import ArrayBackend, devices_of
 from diloco.learner.device import Device
 from diloco.metrics import ages, names, token_ledger
 from diloco.metrics.workdir import learner_name
@@ -31,11 +29,12 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.run import tape_events
 from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
-from diloco.simulator.cluster import Cluster, ClusterOptions
+from diloco.simulator.cluster import Cluster, ClusterOptions, SavedCluster
 from diloco.simulator.observer import TokenObserver
 from diloco.simulator.timing import Timing
 
 HORIZON_FACTOR = 100.0  # A run that takes this much longer than planned hangs.
+REST_STEPS = 3.0  # In which learners finish their step before a checkpoint.
 
 
 class ObservedTally(Tally):
@@ -61,6 +60,17 @@ class ObservedTally(Tally):
     self._run_spec = run_spec
     self._schedule = run_spec.schedule()
     self._publishing: syncer_events.Publish | None = None
+
+  def state(self) -> dict[str, Any]:
+    """Returns the counts for a checkpoint, of processes that are saved."""
+    self.rest()
+    self.ledger.rest()
+    parts = '_observer', '_run_spec', '_schedule'
+    return {k: x for k, x in vars(self).items() if k not in parts}
+
+  def go_on(self, state: dict[str, Any]):
+    """Restores what `state` returned."""
+    vars(self).update(state)
 
   def at_syncer(self, syncer, event, effects):
     super().at_syncer(syncer, event, effects)
@@ -120,10 +130,10 @@ class Decoupled:
     tell: Callable[[int, float], None],
     timeline_s: float,
     observer: LabObserver,
-    resumption: Resumption,
+    checkpoints: LabCheckpoints,
   ):
     config = run_spec.config
-    lab, protocol = config.lab, config.protocol
+    protocol = config.protocol
     self._config = config
     self._tell = tell
     self._observer = observer
@@ -137,10 +147,21 @@ class Decoupled:
     self._deaths: list[tuple[int, float, float]] = []
     self._failures = FailureSchedule(config)
     self._transient = TransientLearners(config)
-    self._resumption = resumption
-    made = ArrayBackend(run_spec, Device(*on_mesh(run_spec)))
-    self._backend = StubBackend(made, resumption.answers)
-    self._cluster = Cluster(
+    self._checkpoints = checkpoints
+    self._backend = ArrayBackend(
+      run_spec, Device(run_spec, devices_of(run_spec))
+    )
+    self._planned = 0  # How much of the plan is done.
+    # What is to come: time, name of a method and its arguments.
+    self._agenda: list[tuple[float, str, tuple]] = []
+    self._horizon_s = (
+      HORIZON_FACTOR * protocol.total_steps * max(self._failures.steps_s)
+    )
+
+  def _make_cluster(self, saved: SavedCluster | None) -> Cluster:
+    config, lab = self._config, self._config.lab
+    protocol = config.protocol
+    return Cluster(
       dataclasses.replace(protocol, total_steps=announced_step(protocol)),
       Timing(
         dict(enumerate(self._failures.steps_s)),
@@ -157,27 +178,26 @@ class Decoupled:
         speeds={m: own.next_s for m, own in self._failures.speeds.items()},
         tokens_per_step=config.data.batch * config.data.seq_len,
       ),
+      saved=saved,
     )
-    self._horizon_s = (
-      HORIZON_FACTOR * protocol.total_steps * max(self._failures.steps_s)
-    )
-    if self._failures.mortal:
-      for learner in range(protocol.learners):
-        self._live(learner, 0.0)
 
   def run(self) -> Trained:
-    cluster, protocol = self._cluster, self._config.protocol
-    self._observer.happened(0.0, 'syncer', 'started')
-    for learner in range(protocol.learners):
-      self._start(learner)  # A visitor starts only if it is due by now.
-    for target, do in self._plan():
+    protocol = self._config.protocol
+    if self._checkpoints.state is not None:
+      self._go_on(self._checkpoints.state)
+    else:
+      self._begin()
+    plan = self._plan()
+    while self._planned < len(plan):
+      target, do = plan[self._planned]
+      self._planned += 1
       self._run_to(target)
-      if not cluster.ended:
+      if not self._cluster.ended:
         do()
     self._run_to(math.inf)
     self._look(self._whole)
     self._tally.settle()
-    counts = self._tally.learners.values()
+    cluster, counts = self._cluster, self._tally.learners.values()
     learner_s = self._transient.learner_s(cluster.sim.now)
     rounds = self._tally.rounds
     merged = ages.total(count.ages for count in counts)
@@ -188,7 +208,7 @@ class Decoupled:
       rounds=rounds,
       participation=self._tally.participants / (rounds * protocol.learners),
       goodput=sum(count.useful_s for count in counts) / learner_s,
-      parameters=cluster.syncer.contents.arrays.model.parameters(),
+      parameters=cluster.syncer.contents.model.parameters(),
       tally=self._tally,
       deaths=tuple(self._deaths),
       merged_tokens=round(self._tally.merged_tokens),
@@ -205,6 +225,10 @@ class Decoupled:
     looks = range(every, total, every) if every else ()
     planned = [(float(step), self._look) for step in looks]
     planned += [
+      (float(step), functools.partial(self._save, step))
+      for step in self._checkpoints.steps(total)
+    ]
+    planned += [
       (kill.fraction * total, functools.partial(self._strike, kill))
       for kill in self._kills
     ]
@@ -213,17 +237,16 @@ class Decoupled:
       planned.append((transient.from_step, self._welcome_visitors))
     if transient.visitors and transient.until_step < total:
       planned.append((transient.until_step, self._dismiss_visitors))
-    for step in self._resumption.steps(total):
-      save = functools.partial(self._resumption.at, step, self._backend)
-      planned.append((float(step), save))
     return sorted(planned, key=lambda each: each[0])
 
   def _run_to(self, step: float):
     """Runs until t is `step`, or the run has ended."""
+    self._run_until(lambda: self._step() >= step)
+
+  def _run_until(self, holds: Callable[[], bool]):
     cluster = self._cluster
     cluster.sim.run(
-      self._horizon_s,
-      stop=lambda: cluster.ended is not None or self._step() >= step,
+      self._horizon_s, stop=lambda: cluster.ended is not None or holds()
     )
     assert cluster.sim.now < self._horizon_s, f'hangs at step {self._step()}'
 
@@ -233,7 +256,7 @@ class Decoupled:
   def _seen(self, heldout: Heldout) -> dict[str, Any]:
     """Evaluates Θ and the mean of the learners' parameters."""
     alive = [
-      process.contents.arrays
+      process.contents
       for process in self._cluster.learners.values()
       if process.alive
     ]
@@ -242,7 +265,7 @@ class Decoupled:
       path: np.mean([np.asarray(x[path]) for x in learners], axis=0)
       for path in (learners[0] if learners else ())
     }
-    theta = self._cluster.syncer.contents.arrays.model.parameters()
+    theta = self._cluster.syncer.contents.model.parameters()
     spikes = [routing.loss_spike(x.losses, x.applied) for x in alive]
     return {
       'loss': heldout.loss(theta),
@@ -251,16 +274,78 @@ class Decoupled:
     }
 
   def _look(self, heldout: Heldout | None = None):
-    seen = functools.partial(self._seen, heldout or self._heldout)
     point = Point(
       step=self._step(),
       tokens=self._tally.tokens,
       at_s=self._cluster.sim.now,
-      **self._resumption.answers.of('look', seen),
+      **self._seen(heldout or self._heldout),
     )
     self._points.append(point)
     self._tell(point.step, point.loss)
     self._observer.evaluated(point)
+
+  # Beginning and going on ---------------------------------------------------
+
+  def _begin(self):
+    self._cluster = self._make_cluster(None)
+    learners = range(self._config.protocol.learners)
+    if self._failures.mortal:
+      for learner in learners:
+        self._live(learner, 0.0)
+    self._observer.happened(0.0, 'syncer', 'started')
+    for learner in learners:
+      self._start(learner)  # A visitor starts only if it is due by now.
+
+  def _save(self, step: int):
+    """Lets all come to rest and saves them; they go on from what was saved."""
+    cluster = self._cluster
+    # One that was killed is first given back what it had lost.
+    self._run_until(
+      lambda: cluster.syncer.alive and cluster.syncer.machine.whole
+    )
+    cluster.resting = True
+    rested_s = cluster.sim.now + REST_STEPS * max(self._failures.steps_s)
+    self._run_until(lambda: cluster.at_rest or cluster.sim.now >= rested_s)
+    if cluster.ended is None:
+      self._go_on(self._checkpoints.save(step, self._state()))
+
+  # What a checkpoint keeps besides processes, counts and the observer's place.
+  _KEPT = (
+    '_points', '_deaths', '_failures', '_transient', '_planned', '_agenda',
+  )  # fmt: skip
+
+  def _state(self) -> dict[str, Any]:
+    learners = self._cluster.learners
+    state = {name: getattr(self, name) for name in self._KEPT}
+    return state | {
+      'alive': [m for m in sorted(learners) if not learners[m].gone],
+      'cluster': self._cluster.save(),
+      'tally': self._tally.state(),  # After that, which saves their steps.
+      'observer': self._observer.place(),
+    }
+
+  def _go_on(self, state: dict[str, Any]):
+    for name in self._KEPT:
+      setattr(self, name, state[name])
+    self._tally.go_on(state['tally'])
+    self._cluster = self._make_cluster(state['cluster'])
+    for learner in state['alive']:
+      self._cluster.start(learner)
+    # One that dies later comes back without a checkpoint of its own.
+    self._cluster.saved.clear()
+    agenda, self._agenda = self._agenda, []
+    for when_s, name, args in agenda:
+      self._at(when_s, name, *args)
+
+  def _at(self, when_s: float, name: str, *args):
+    """Schedules a call of the method of that name; checkpoints keep it."""
+    self._agenda.append((when_s, name, args))
+
+    def call():
+      self._agenda.remove((when_s, name, args))
+      getattr(self, name)(*args)
+
+    self._cluster.sim.at(when_s, call)
 
   # Deaths -------------------------------------------------------------------
 
@@ -270,26 +355,24 @@ class Decoupled:
     The next life begins once the learner is back.
     """
     dies_s, back_s = self._failures.death(from_s)
+    self._at(dies_s, '_die', learner, back_s)
+    self._at(back_s, '_come_back', learner, back_s)
 
-    def come_back():
-      self._start(learner)
-      self._live(learner, back_s)
-
-    sim = self._cluster.sim
-    sim.at(dies_s, lambda: self._die(learner, back_s))
-    sim.at(back_s, come_back)
+  def _come_back(self, learner: int, back_s: float):
+    self._start(learner)
+    self._live(learner, back_s)
 
   def _strike(self, kill: Kill):
     """Kills a process, unless it is dead or has left already."""
-    sim, learner = self._cluster.sim, kill.learner
-    back_s = sim.now + self._failures.away_s
+    now_s, learner = self._cluster.sim.now, kill.learner
+    back_s = now_s + self._failures.away_s
     if learner is not None:
       self._die(learner, back_s)
-      sim.at(back_s, lambda: self._start(learner))
+      self._at(back_s, '_start', learner)
     elif self._cluster.syncer.alive:
       self._cluster.kill_syncer()
-      self._observer.happened(sim.now, 'syncer', 'killed')
-      sim.at(back_s, self._start_syncer)
+      self._observer.happened(now_s, 'syncer', 'killed')
+      self._at(back_s, '_start_syncer')
 
   def _die(self, learner: int, back_s: float):
     process = self._cluster.learners.get(learner)  # A visitor may not be there.

@@ -5,11 +5,10 @@ import math
 import random
 
 from diloco.config import lab_section
-from diloco.config.lab_section import Kill
+from diloco.config.lab_section import SYSTEMS, Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.fleets import speeds
-from diloco.lab.lab_systems import SYSTEMS
 
 # From notice to end; a learner that has handed in leaves sooner.
 NOTICE_STEPS = 30.0

@@ -8,16 +8,16 @@ boundary is part of the record of the step before it.
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import rich.console
-import rich.progress
 
 from diloco.config import run_config
 from diloco.config.run_config import RunConfig
@@ -25,7 +25,8 @@ from diloco.config.sections import ConfigError
 from diloco.data import text_windows
 from diloco.fleets.tally import Tally
 from diloco.metrics import files, names
-from diloco.metrics.run_progress import count
+from diloco.metrics.jsonl import read_jsonl
+from diloco.metrics.run_progress import ProgressLine, count
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import (
@@ -38,8 +39,6 @@ from diloco.models import api, routing
 from diloco.run.spec import RunSpec
 
 Params = Mapping[str, np.ndarray]  # Path -> array.
-REDRAWN_EVERY_S = 0.2
-LINES = 10  # Per run, if there is no terminal.
 LIVE, DEAD = '●', '○'
 
 
@@ -111,6 +110,10 @@ class LabObserver:
   def evaluated(self, point: Point):
     """Called after an evaluation of the model."""
 
+  def place(self) -> dict[str, Any]:
+    """Returns how far it is, by name, for a run that resumes from here."""
+    return {}
+
   def close(self):
     """Called last."""
 
@@ -137,6 +140,9 @@ class LabObservers(LabObserver):
     for observer in self._observers:
       observer.evaluated(point)
 
+  def place(self) -> dict[str, Any]:
+    return {k: x for each in self._observers for k, x in each.place().items()}
+
   def close(self):
     for observer in self._observers:
       observer.close()
@@ -145,11 +151,21 @@ class LabObservers(LabObserver):
 class Recording(LabObserver):
   """Writes into an empty folder, or over an earlier run of the lab.
 
+  Args:
+    place: of the checkpoint from which a run resumes: what was written since
+      is removed. None: all of it is.
+
   Raises:
-    ConfigError: the folder holds a run of processes.
+    ConfigError: the folder holds a run of processes, or lacks what the run had
+      written by its checkpoint.
   """
 
-  def __init__(self, folder: pathlib.Path, config: RunConfig):
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    config: RunConfig,
+    place: Mapping[str, Any] | None = None,
+  ):
     workdir = Workdir(folder)
     self._hparams = run_config.flat(config)
     for other in (workdir.status, workdir.pids):
@@ -157,14 +173,8 @@ class Recording(LabObserver):
         raise ConfigError(
           [f'--workdir={folder}: holds a run of processes, see {other.name}']
         )
-    for old in (workdir.tape, workdir.events):
-      old.unlink(missing_ok=True)
-    for old in (
-      folder / 'metrics',
-      folder / 'tensorboard',
-      workdir.parameters,
-    ):
-      shutil.rmtree(old, ignore_errors=True)
+    self._workdir = workdir
+    self._cut(place['sizes'] if place else {})
     try:
       folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -172,14 +182,44 @@ class Recording(LabObserver):
         [f'--workdir={folder}: no run can be kept there: {error}']
       ) from None
     files.write_json(workdir.config, config)
-    self._workdir = workdir
     self._every = config.run.log_every_steps
     self._writers: dict[int, Writer] = {}
     # The last step of each learner: its number and scalars.
     self._last: dict[int, tuple[int, dict[str, float]]] = {}
     self._newest: int | None = None  # The learner with the latest step.
-    self._tape = workdir.tape.open('w')
-    self._events = workdir.events.open('w')
+    if place:
+      self._last, self._newest = place['last'], place['newest']
+    self._tape = workdir.tape.open('a')
+    self._events = workdir.events.open('a')
+
+  def place(self) -> dict[str, Any]:
+    sizes = {path.name: path.stat().st_size for path in self._growing()}
+    return {'sizes': sizes, 'last': self._last, 'newest': self._newest}
+
+  def _growing(self) -> list[pathlib.Path]:
+    workdir = self._workdir
+    metrics = sorted((workdir.root / 'metrics').glob('*'))
+    found = workdir.tape, workdir.events, *metrics
+    return [path for path in found if path.exists()]
+
+  def _cut(self, sizes: Mapping[str, int]):
+    """Cuts the files to these sizes, and removes all others."""
+    workdir = self._workdir
+    for old in (workdir.root / 'tensorboard', workdir.parameters):
+      shutil.rmtree(old, ignore_errors=True)
+    found = {path.name: path for path in self._growing()}
+    for name, path in found.items():
+      if name not in sizes:
+        path.unlink()
+    for name, size in sizes.items():
+      if name not in found or found[name].stat().st_size < size:
+        raise ConfigError(
+          [
+            f'--workdir={workdir.root}: {name} is shorter than at the '
+            'checkpoint: remove checkpoints/lab to begin anew'
+          ]
+        )
+      os.truncate(found[name], size)
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
     _write(
@@ -222,12 +262,11 @@ class Recording(LabObserver):
   def _writer(self, learner: int) -> Writer:
     if learner not in self._writers:
       name = learner_name(learner)
-      self._writers[learner] = MultiWriter(
-        [
-          JsonlWriter(self._workdir.metrics(name)),
-          TensorBoardWriter(self._workdir.tensorboard(name), self._hparams),
-        ]
-      )
+      path = self._workdir.metrics(name)
+      board = TensorBoardWriter(self._workdir.tensorboard(name), self._hparams)
+      for line in read_jsonl(path) if path.exists() else ():
+        board.write_scalars(line.pop('step'), line)
+      self._writers[learner] = MultiWriter([JsonlWriter(path), board])
     return self._writers[learner]
 
 
@@ -299,36 +338,23 @@ class Health:
     return np.asarray(probs), np.asarray(chosen)
 
 
-class Bar(LabObserver):
-  """A progress bar on standard error."""
+class ShownProgress(LabObserver):
+  """Says how far the run is, on a line; an evaluation leaves one.
+
+  Args:
+    line: None: on standard error.
+  """
 
   def __init__(
-    self,
-    learners: int,
-    total_steps: int,
-    console: rich.console.Console | None = None,
+    self, learners: int, total_steps: int, line: ProgressLine | None = None
   ):
-    self._console = console or rich.console.Console(stderr=True)
     self._total = total_steps
     self._states = {learner_name(m): DEAD for m in range(learners)}
-    self._step = 0
-    self._loss = self._held_out = float('nan')
-    self._said = 0
-    self._drawn_s = 0.0
+    self._step, self._loss = 0, float('nan')
     self._began_s: float | None = None  # When the first step was over.
     self._from = 0  # That step.
-    self._bar = rich.progress.Progress(
-      rich.progress.TextColumn('{task.description}'),
-      rich.progress.BarColumn(),
-      rich.progress.MofNCompleteColumn(),
-      rich.progress.TextColumn('{task.fields[said]}'),
-      rich.progress.TimeRemainingColumn(),
-      console=self._console,
-      auto_refresh=False,
-    )
-    self._task = self._bar.add_task('step', total=total_steps, said='')
-    if self._console.is_terminal:
-      self._bar.start()
+    self._line = line or ProgressLine()
+    self._line.__enter__()
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
     if process in self._states:
@@ -339,48 +365,21 @@ class Bar(LabObserver):
     if self._began_s is None:
       self._began_s, self._from = time.monotonic(), self._step
     self._loss = scalars[names.TRAIN_LOSS]
-    if not self._console.is_terminal:
-      tenth = min(self._step * LINES // self._total, LINES)
-      if tenth > self._said:
-        self._said = tenth
-        self._line(scalars[names.TIME])
-      return
-    now_s = time.monotonic()
-    if now_s - self._drawn_s >= REDRAWN_EVERY_S:
-      self._drawn_s = now_s
-      self._draw(scalars[names.TIME])
+    self._line.say(self._text(scalars[names.TIME]))
 
   def evaluated(self, point: Point):
-    self._held_out = point.loss
-    if self._console.is_terminal:
-      self._draw(point.at_s)
-    else:
-      self._line(point.at_s)
+    held_out = f'  held out {point.loss:.4f}'
+    self._line.stay(self._text(point.at_s, held_out))
 
   def close(self):
-    if self._console.is_terminal:
-      self._bar.stop()
+    self._line.__exit__()
 
-  def _draw(self, at_s: float):
-    step = min(self._step, self._total)
-    self._bar.update(self._task, completed=step, said=self._text(at_s))
-    self._bar.refresh()
-
-  def _line(self, at_s: float):
+  def _text(self, at_s: float, held_out: str = '') -> str:
     step = min(self._step, self._total)
     share = (step - self._from) / max(1, self._total - self._from)
     said = count(step, self._total, self._began_s or 0.0, share)
-    self._console.print(
-      f'step {said}  {self._text(at_s)}',
-      highlight=False,
-      soft_wrap=True,
-    )
-
-  def _text(self, at_s: float) -> str:
     states = ''.join(self._states.values())
-    held_out = (
-      f'  held out {self._held_out:.4f}'
-      if self._held_out == self._held_out
-      else ''
+    return (
+      f'step {said}  loss {self._loss:.4f}{held_out}  {states}  '
+      f'{at_s:.0f} s simulated'
     )
-    return f'loss {self._loss:.4f}{held_out}  {states}  {at_s:.0f} s simulated'

@@ -5,6 +5,7 @@ It uses the functions of the runtime's processes, without their threads and
 transports: payloads are passed by reference.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diloco.lab.packing import Arrays, Donated, Likes, SavedLearner
 from diloco.learner.device import Device
 from diloco.learner.own_progress import OwnProgress
-from diloco.learner.replica import Mismatch, whole_replica
-from diloco.numerics import outer, payload
+from diloco.learner.replica import FragmentReplica, Mismatch, whole_replica
+from diloco.numerics import payload
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
@@ -24,7 +24,26 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.run import contributions
 from diloco.run.spec import RunSpec
 from diloco.simulator.contents import RefusedContribution
-from diloco.syncer.outer_state import OuterState, OuterStep, make_optimizer
+from diloco.syncer.outer_state import OuterState, OuterStep
+
+Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
+
+
+@dataclasses.dataclass(frozen=True)
+class Donated:
+  """The state that a newcomer gets from a donor."""
+
+  held: list[FragmentReplica]  # Θ, by fragment.
+  inner: Any  # A copy of the inner optimizer's state.
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedLearner:
+  """A learner's own checkpoint, on the host."""
+
+  params: dict[str, np.ndarray]
+  inner: Any
+  bases: list[Arrays]
 
 
 class ArrayBackend:
@@ -40,23 +59,16 @@ class ArrayBackend:
       for theta, pieces in zip(self.first, run_spec.layout.fragments)
     )
 
-  @property
-  def likes(self) -> Likes:
-    """Returns the structure of what learners and syncers hold."""
-    params = self.device.params_like
-    optimizer = make_optimizer(self.run_spec.config)
-    state = outer.init(self.first[0], optimizer).optimizer_state
-    mesh = next(iter(params.values())).sharding.mesh
-    return Likes(mesh, (self.device.state_like, state))
-
   def learner(
     self, learner: int, start: Start, saved: SavedLearner | None
   ) -> 'LearnerArrays':
     """Makes a learner's contents; see `diloco.simulator.contents.Backend`."""
-    params, inner = self.device.init(self._initial)
-    bases = self.first
-    if saved is not None:
-      params, inner = _copy(saved.params), _copy(saved.inner)
+    if saved is None:
+      params, inner = self.device.init(self._initial)
+      bases = self.first
+    else:
+      params = on_device(saved.params, self.device.params_like)
+      inner = on_device(saved.inner, self.device.state_like)
       bases = saved.bases
     return LearnerArrays(self, learner, start, params, inner, bases)
 
@@ -191,35 +203,8 @@ class LearnerArrays:
     return payload.encode(theta, pieces, self._run_spec.full)
 
   def save(self) -> SavedLearner:
-    return SavedLearner(_copy(self._params), _copy(self._inner), self._bases())
-
-  def _bases(self) -> list[Arrays]:
-    return [self._own.bases[p] for p in sorted(self._own.bases)]
-
-  def state(self) -> dict[str, Any]:
-    """Returns the full state for another process; the next step donates
-    some.
-    """
-    return {
-      'params': self._params,
-      'inner': self._inner,
-      'bases': self._bases(),
-      'own': self._own.state(),
-      'base_crcs': self.base_crcs,
-      'held': self._host.held(),
-      'donated': self._donated,
-      'losses': self.losses,
-      'applied': self.applied,
-    }
-
-  def go_on(self, state: Mapping[str, Any]):
-    """Restores what `state` returned."""
-    self._params, self._inner = state['params'], state['inner']
-    self._own.go_on(dict(enumerate(state['bases'])), state['own'])
-    self.base_crcs = state['base_crcs']
-    self._host.take_over(state['held'])
-    self._donated = state['donated']
-    self.losses, self.applied = list(state['losses']), list(state['applied'])
+    bases = [self._own.bases[p] for p in sorted(self._own.bases)]
+    return SavedLearner(on_host(self._params), on_host(self._inner), bases)
 
 
 class SyncerArrays:
@@ -275,15 +260,22 @@ class SyncerArrays:
   def save(self) -> list:
     return [self.model.state(p) for p in range(len(self.crcs))]
 
-  def state(self) -> dict[str, Any]:
-    """Returns the full state for another process."""
-    return {'model': self.save(), 'merged': self._merged}
 
-  def go_on(self, state: Mapping[str, Any]):
-    """Restores what `state` returned."""
-    for p, each in enumerate(state['model']):
-      self.model.restore(p, each)
-    self._merged = state['merged']
+def on_host(tree: Any) -> Any:
+  """Copies the arrays of a tree to the host."""
+  return jax.tree.map(np.array, tree)
+
+
+def on_device(tree: Any, likes: Any) -> Any:
+  """Puts arrays where those of `likes` lie; copies, as a step donates them."""
+  return jax.tree.map(
+    lambda x, like: jax.device_put(np.array(x), like.sharding), tree, likes
+  )
+
+
+def devices_of(run_spec: RunSpec) -> list[jax.Device]:
+  """Returns as many devices as the mesh needs: here others may be left over."""
+  return jax.devices()[: run_spec.config.mesh.devices]
 
 
 def _copy(tree):

@@ -11,18 +11,20 @@ import jax
 import numpy as np
 
 from diloco.checkpoint.parameters import write_parameters
+from diloco.config.lab_section import SYSTEMS
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.lab import failure_schedule
-from diloco.lab.lab_systems import SYSTEMS
+from diloco.lab.checkpoints import KeptCheckpoints, LabCheckpoints
+from diloco.lab.data_parallel import DataParallel
+from diloco.lab.decoupled import Decoupled
 from diloco.lab.outputs import (
-  Bar,
   LabObserver,
   LabObservers,
   Recording,
+  ShownProgress,
   Trained,
 )
-from diloco.lab.resume_log import Diverged, KeptResumption, Resumption
 from diloco.metrics.workdir import Workdir
 from diloco.run.spec import RunSpec, make_run_spec
 from diloco.sweeps import sweep
@@ -39,7 +41,7 @@ def train(
   tell: Callable[[int, float], None] = lambda *_: None,
   timeline_s: float = 0.0,
   observer: LabObserver | None = None,
-  resumption: Resumption | None = None,
+  checkpoints: LabCheckpoints | None = None,
 ) -> Trained:
   """Makes the run that the configuration describes.
 
@@ -48,27 +50,24 @@ def train(
     tell: called often with the global step and a loss of the model.
     timeline_s: events before this time are kept for a picture, in
       `Trained.tally`.
-    observer: receives all events, including replayed ones.
-    resumption: where the run resumes, and what it saves for the next process;
+    observer: receives all events from where the run begins or resumes.
+    checkpoints: where the run resumes, and what it saves for the next process;
       None: it starts anew, and saves nothing.
 
   Raises:
     ConfigError: a fault of `config.faults` is impossible in this system.
-    Diverged: the program does not repeat the interrupted run.
   """
   kills = failure_schedule.plan(run_spec.config)
-  return (
-    SYSTEMS[run_spec.config.lab.system]
-    .load()(
-      run_spec,
-      kills,
-      tell,
-      timeline_s,
-      observer or LabObserver(),
-      resumption or Resumption(),
-    )
-    .run()
+  has_syncer = SYSTEMS[run_spec.config.lab.system].has_syncer
+  program = (Decoupled if has_syncer else DataParallel)(
+    run_spec,
+    kills,
+    tell,
+    timeline_s,
+    observer or LabObserver(),
+    checkpoints or LabCheckpoints(),
   )
+  return program.run()
 
 
 def make(
@@ -99,41 +98,36 @@ def make(
   except (ValueError, FileNotFoundError) as error:
     raise ConfigError([str(error)]) from None
   learners = SYSTEMS[config.lab.system].learners(config.protocol.learners)
-  observer = LabObservers(
-    [
-      Recording(workdir, config),
-      Bar(learners, config.protocol.total_steps),
-    ]
-  )
-  resumption = Resumption()
+  checkpoints, place = LabCheckpoints(), None
   if config.lab.checkpoint_steps:
     kept = Workdir(workdir).checkpoints('lab')
-    resumption = KeptResumption(kept, config)
-  if resumption.from_step:
-    print(f'goes on from step {resumption.from_step}', file=sys.stderr)
+    checkpoints = KeptCheckpoints(kept, config)
+  if checkpoints.from_step:
+    print(f'goes on from step {checkpoints.from_step}', file=sys.stderr)
+    place = checkpoints.state['observer']
+  observer = LabObservers(
+    [
+      Recording(workdir, config, place),
+      ShownProgress(learners, config.protocol.total_steps),
+    ]
+  )
   try:
-    trained = train(run_spec, observer=observer, resumption=resumption)
-  except Diverged as error:
-    raise ConfigError(
-      [
-        f'--workdir={workdir}: holds a run that was cut, which this program '
-        f'makes otherwise ({error}): remove checkpoints/lab, or use another'
-      ]
-    ) from None
+    trained = train(run_spec, observer=observer, checkpoints=checkpoints)
   finally:
-    resumption.close()
+    checkpoints.close()
     observer.close()
-  wall_s = resumption.earlier_s + time.monotonic() - began_s
+  wall_s = checkpoints.earlier_s + time.monotonic() - began_s
   if keeps_model:
     write_parameters(Workdir(workdir).parameters, trained.parameters)
-  sweep.write_into(workdir, _result(trained, wall_s))
-  resumption.finish()
+  sweep.write_into(workdir, result_of(trained, wall_s))
+  checkpoints.finish()
   print(f'loss {trained.loss:.4f} nats per token')
   print(f'parameters {crc(trained.parameters):08x}')
   return 0
 
 
-def _result(trained: Trained, wall_s: float) -> sweep.SeedResult:
+def result_of(trained: Trained, wall_s: float) -> sweep.SeedResult:
+  """Returns a run's result as a sweep keeps it."""
   return sweep.SeedResult(
     loss=trained.loss,
     learners_loss=trained.points[-1].learners_loss,

@@ -8,43 +8,38 @@ to 23 s of CPU do not depend on its steps.
 """
 
 import contextlib
+import functools
 import os
-import pathlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 
-from diloco.metrics.workdir import Workdir
-from diloco.sweeps import making, sweep, variant_configs
-from diloco.sweeps.sweep import Variant
+from diloco.sweeps import making
+from diloco.sweeps.making import Sweep, SweepRun
 
 ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
 LOG = 'log'  # In the folder of a run.
 
 
-def make(
-  rows: Sequence[Variant], seeds: int, jobs: int, workdir: pathlib.Path
-) -> int:
+def make(asked: Sweep, jobs: int) -> int:
   """Makes the missing runs, then prints the table; 1 if a run failed.
 
   Raises:
     ConfigError: another sweep is making runs in the folder.
   """
-  with making.alone_in(workdir):
-    sweep.write_variants(workdir, rows)
-    todo = making.missing(rows, seeds, workdir)
-    if todo:
-      logs = f'{workdir}/*/seed-*/{LOG}'
-      making.say(f'{len(todo)} runs, {jobs} at a time; logs: {logs}')
-    with _stopping_pool(jobs) as submit:
-      running = {submit(*run, workdir): run for run in todo}
-      ended = (
-        (running[done], done.result()) for done in futures.as_completed(running)
-      )
-      failed = making.follow(ended, len(todo), workdir)
-    return making.finish(rows, seeds, workdir, failed, LOG)
+  side_by_side = functools.partial(_side_by_side, jobs)
+  return making.make(asked, side_by_side, f'{jobs} at a time', LOG)
+
+
+def _side_by_side(
+  jobs: int, runs: Sequence[SweepRun]
+) -> Iterator[tuple[SweepRun, int]]:
+  with _stopping_pool(jobs) as submit:
+    running = {submit(run): run for run in runs}
+    for done in futures.as_completed(running):
+      yield running[done], done.result()
 
 
 @contextlib.contextmanager
@@ -55,8 +50,8 @@ def _stopping_pool(jobs: int) -> Iterator[Callable[..., futures.Future]]:
   pool = futures.ThreadPoolExecutor(jobs)
   submitted, processes = [], set()
 
-  def submit(*run) -> futures.Future:
-    submitted.append(pool.submit(_run, *run, processes))
+  def submit(run: SweepRun) -> futures.Future:
+    submitted.append(pool.submit(_run, run, processes))
     return submitted[-1]
 
   try:
@@ -73,13 +68,8 @@ def _stopping_pool(jobs: int) -> Iterator[Callable[..., futures.Future]]:
       time.sleep(0.1)
 
 
-def _run(
-  variant: Variant,
-  seed: int,
-  workdir: pathlib.Path,
-  processes: set[subprocess.Popen],
-) -> int:
-  folder = sweep.folder(workdir, variant.label, seed)
+def _run(run: SweepRun, processes: set[subprocess.Popen]) -> int:
+  folder = run.workdir.root
   folder.mkdir(parents=True, exist_ok=True)
   xla = f'{os.environ.get("XLA_FLAGS", "")} {ONE_THREAD}'.strip()
   with (folder / LOG).open('wb') as log:
@@ -88,9 +78,9 @@ def _run(
         sys.executable,
         '-m',
         'diloco.lab',
-        *variant_configs.arguments(variant, seed),
+        *run.arguments,
         f'--workdir={folder}',
-        f'--compiled={Workdir(workdir).compiled}',
+        f'--compiled={run.compiled}',
         '--noparameters',  # A sweep's models would fill the disk.
       ],
       stdout=log,

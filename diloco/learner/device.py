@@ -153,7 +153,7 @@ class Device(InnerDevice):
       ]
       self._snapshots = [self._compile_snapshot(p, params) for p in fragments]
       config = self._run_spec.config
-      rule = make_blend(config.protocol.blend, config.blend_alpha)
+      rule = make_blend(config.protocol.blend, config.protocol.blend_alpha)
       self._blends = [
         self._compile_blend('blend', rule, p, params) for p in fragments
       ]

@@ -121,20 +121,10 @@ class OwnProgress:
     copies = self._copies.get(fragment, {})
     return {handle: copies[handle] for handle in copies if handle in keep}
 
-  # For another process --------------------------------------------------------
-
-  def state(self) -> dict[str, Any]:
-    """Returns the state except for the bases."""
-    return {'references': self._references, 'copies': self._copies}
-
-  def go_on(self, bases: Mapping[int, Arrays], state: Mapping[str, Any]):
-    """Restores what `state` returned."""
-    self.bases = dict(bases)
-    self._references = dict(state['references'])
-    self._copies = {p: dict(x) for p, x in state['copies'].items()}
-
   def copy(self) -> 'OwnProgress':
     """Returns a copy that later changes do not affect."""
     copied = copy.copy(self)
-    copied.go_on(self.bases, self.state())
+    copied.bases = dict(self.bases)
+    copied._references = dict(self._references)
+    copied._copies = {p: dict(x) for p, x in self._copies.items()}
     return copied

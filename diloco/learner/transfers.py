@@ -184,14 +184,8 @@ class FragmentTransfer:
     """
     p, handle = snapshot.fragment, snapshot.handle
     shares = self._codec.encode_delta(p, theta, reference)
-    return messages.Offer(
-      round=snapshot.round,
-      fragment=p,
-      base_version=snapshot.base_version,
-      c_steps=snapshot.c_steps,
-      c_tokens=snapshot.c_tokens,
-      step=snapshot.step,
-      payload=self._offered(p, self._run_spec.up, shares, session, handle),
+    return snapshot.offer(
+      self._offered(p, self._run_spec.up, shares, session, handle)
     )
 
   def donate(

@@ -44,10 +44,3 @@ def total(each: Iterable[ContributionAges]) -> ContributionAges:
     found.total_steps += ages.total_steps
     found.old += ages.old
   return found
-
-
-def text(mean_steps: float | None, old_share: float | None) -> str:
-  """Formats both numbers for a table."""
-  if mean_steps is None or old_share is None:
-    return 'nothing was merged'
-  return f'{mean_steps:.2f} steps, {old_share:.0%} older than {OLD_STEPS}'

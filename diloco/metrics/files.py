@@ -103,11 +103,16 @@ def write_json(path: pathlib.Path, value) -> None:
   replace(path, text.encode())
 
 
-def read_json(path: pathlib.Path, cls):
+def read_json(
+  path: pathlib.Path, cls, convert: Callable[[object], object] | None = None
+):
   """Returns the `cls` in `path`, or None if there is no such file.
 
+  Args:
+    convert: makes the present fields of what an older version wrote.
+
   Raises:
-    Malformed: not JSON, a field is missing or unknown, or of another type.
+    MalformedFile: not JSON, a field is missing or unknown, or of another type.
   """
   try:
     data = path.read_bytes().rstrip()
@@ -116,6 +121,8 @@ def read_json(path: pathlib.Path, cls):
   try:
     text = unseal(data)
     found = json.loads(data if text is None else text)
+    if convert is not None:
+      found = convert(found)
     return as_type(found, cls, cls.__name__)
   except ValueError as error:
     raise MalformedFile(f'{path}: {error}') from None

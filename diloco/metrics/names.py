@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the scalars that several programs write and read.
+"""Names of the scalars that several programs write and read; those of the whole
+run are in `figures`.
 
 A scalar's step is the learner's own inner step, 1 after the first of a process;
 the accompanying `GLOBAL_STEP` is t, as the learner last knew it.
@@ -32,17 +33,8 @@ EVAL_LOSS = 'eval/loss'  # Nats per token, held-out text.
 EVAL_BITS = 'eval/bits_per_byte'  # `EVAL_LOSS` in bits, for language models.
 MERGED_TOKENS = 'eval/merged_tokens'  # In the Θ that was evaluated.
 EVAL_TIME = 'perf/eval_s'  # Duration of one evaluation.
-# Of the whole run, by the syncer; see `status.RunStatus`.
-GOODPUT = 'run/goodput'
-UPTIME = 'run/uptime'
-PARTICIPATION = 'run/participation'  # Mean over the learners.
-OFFER_AGE = 'run/offer_age_steps'  # Mean age of what was merged.
-REFUSED = 'run/refused'
-LIVE = 'run/live_learners'
 # Of a shard beside the syncer.
 SHARD_ROUND = 'shard/closed_round'  # The last round that it has taken in.
 SHARD_LED = 'shard/has_lead'  # 1 while it is connected to its lead, else 0.
-# What TensorBoard shows of a run beside its configuration.
-COMPARED = (EVAL_LOSS, TRAIN_LOSS, GOODPUT)
 # `GLOBAL_STEP` on a board, which sorts cards by their names: not the first.
 BOARD_STEP = 'run/global_step'

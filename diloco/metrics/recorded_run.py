@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.recorded_faults import RecordedFault
-from diloco.metrics.status import Evaluation, RunStatus, RunSummary
+from diloco.metrics.status import Evaluation, RunStatus
 
 SYNCER = 'syncer'  # The name of its process.
 
@@ -178,8 +178,7 @@ class RecordedRun:
   until_s: float  # Of the last thing that is known of it.
   last_s: float  # The same, since the epoch.
   ended: bool  # The syncer's tape says that the run is over.
-  goodput: float | None  # As the tape has it; None: it does not.
-  summary: RunSummary | None
+  # What the syncer counted; of a run without one, what its tape tells.
   status: RunStatus | None
   evaluation: Evaluation | None
   absent: tuple[str, ...]  # Files that are not there.
@@ -191,6 +190,10 @@ class RecordedRun:
   @property
   def learners(self) -> range:
     return range(self.setup.learners)
+
+  @property
+  def goodput(self) -> float | None:
+    return self.status.goodput if self.status else None
 
   def deaths(self) -> tuple[Life, ...]:
     """Lives that ended in a death within the run, in the order of time."""

@@ -5,6 +5,7 @@ All that looks at a run after the fact reads it here: the report, the replay by
 simulation, the lab's tests.
 """
 
+import bisect
 import collections
 import dataclasses
 import pathlib
@@ -26,7 +27,13 @@ from diloco.metrics.recorded_run import (
   RecordedRun,
   RoundShare,
 )
-from diloco.metrics.status import read_status
+from diloco.metrics.tape_counts import (
+  StepCounts,
+  TapeCounts,
+  goodput_of,
+  heldout_of,
+  tokens_of,
+)
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
 
 LINE = (names.TIME, 'kind')
@@ -164,6 +171,8 @@ class _Reader:
     self._setup = configured
     self._gaps: list[str] = []
     self._absent: list[pathlib.Path] = []
+    # Times of records, and the tokens of all learners until then.
+    self._tokens: tuple[list[float], list[float]] = [], []
 
   def run(self, label: str) -> RecordedRun:
     workdir, learners = self._workdir, range(self._setup.learners)
@@ -174,7 +183,7 @@ class _Reader:
     ]
     begin_s = _begin_s(tape, metrics, events)
     known_lives, pauses = lives(_of_run(events), begin_s)
-    steps, training = self._trained(metrics, known_lives, begin_s)
+    steps, training, made = self._trained(metrics, known_lives, begin_s)
     evaluated = self._whole(metrics_status.read_evaluation, workdir.evaluation)
     closed_rounds, broken = rounds(tape, begin_s)
     self._gaps += [f'{workdir.tape}: {each}' for each in broken]
@@ -192,17 +201,34 @@ class _Reader:
       for event in events
       if event['event'] == 'stopped'
     ]
-    counted = self._whole(metrics_status.read_summary, workdir.summary)
-    status = self._whole(read_status, workdir.status)
+    records = collections.Counter(_decisions(tape))
+    status = self._status()
+    if status is None:
+      counts = TapeCounts()
+      for each in closed_rounds:
+        counts.add(each)
+      status = counts.status(
+        self._setup,
+        made,
+        records,
+        elapsed_s=until_s,
+        goodput=self._goodput(tape),
+        **heldout_of(each for records in metrics for each in records),
+      )
+    status = status and metrics_status.with_heldout(
+      status, self._workdir, evaluated
+    )
     return RecordedRun(
       label=label,
       folder=workdir.root,
       setup=self._setup,
       steps=steps,
       training=training,
-      validation=self._validated(metrics, steps, begin_s, evaluated),
+      validation=self._validated(
+        metrics, steps[-1].end_s if steps else 0.0, begin_s, evaluated
+      ),
       rounds=closed_rounds,
-      records=dict(sorted(collections.Counter(_decisions(tape)).items())),
+      records=dict(sorted(records.items())),
       lives=_used(known_lives, heard_s, steps),
       pauses=pauses,
       joined=frozenset(heard_s.keys() - {SYNCER}),
@@ -210,8 +236,6 @@ class _Reader:
       until_s=until_s,
       last_s=begin_s + until_s,
       ended=ended,
-      goodput=self._goodput(tape),
-      summary=counted,
       status=status,
       evaluation=evaluated,
       # Before the gaps: it may add one.
@@ -229,16 +253,22 @@ class _Reader:
       self._gaps.append(f'{error}.')
       return ()
 
+  def _status(self) -> metrics_status.RunStatus | None:
+    """Returns what the syncer counted, or None; a broken file is a gap."""
+    workdir = self._workdir
+    end = self._whole(metrics_status.read_summary, workdir.summary)
+    last = self._whole(metrics_status.read_status, workdir.status)
+    return metrics_status.newest(end, last)
+
   def _goodput(self, tape: Sequence[dict]) -> float | None:
     """Returns the goodput until the run's end, or the last line of the tape."""
+    last_s = max((line[names.TIME] for line in tape), default=0.0)
     try:
       work = work_of_tape(reversed(tape), self._setup.learners)
+      return goodput_of(self._workdir.result, work, last_s)
     except ValueError as error:
       self._gaps.append(f'{self._workdir.tape}: {error}.')
       return None
-    if work is None:
-      return None
-    return work.goodput(max(line[names.TIME] for line in tape))
 
   def _records(self, path: pathlib.Path, keys: Sequence[str]) -> list[dict]:
     """Whole lines that have all the keys; what is not there is a gap."""
@@ -275,14 +305,15 @@ class _Reader:
     metrics: Sequence[Sequence[dict]],
     lives: Mapping[str, Sequence[Life]],
     begin_s: float,
-  ) -> tuple[tuple[StepRecord, ...], tuple[Loss, ...]]:
-    """Inner steps of all learners, and their losses.
+  ) -> tuple[tuple[StepRecord, ...], tuple[Loss, ...], dict[str, StepCounts]]:
+    """Inner steps of all learners, their losses, and sums over the steps.
 
     A record stands for all steps since the one before of the same process; what
     a process did after its last record is not known.
     """
     steps: list[StepRecord] = []
-    losses: list[tuple[float, int, float | None]] = []
+    losses: list[tuple[float, int, float, float | None]] = []
+    sums = {learner_name(m): StepCounts() for m in range(len(metrics))}
     for learner, records in enumerate(metrics):
       starts_s = [
         life.started_s for life in lives.get(learner_name(learner), ())
@@ -297,31 +328,32 @@ class _Reader:
           before = None  # Another process.
         made = _steps_of(learner, record, end_s, before)
         steps += made
-        losses.append((end_s, len(made), record.get(names.TRAIN_LOSS)))
+        tokens = len(made) * tokens_of(record)
+        sums[learner_name(learner)].add(record, len(made))
+        losses.append((end_s, len(made), tokens, record.get(names.TRAIN_LOSS)))
         before = record['step'], end_s
     steps.sort(key=lambda step: step.end_s)
     losses.sort(key=lambda loss: loss[0])
-    done = np.cumsum([many for _, many, _ in losses]).tolist()
-    per_step = self._setup.tokens_per_step
+    done = np.cumsum([tokens for *_, tokens, _ in losses]).tolist()
     training = tuple(
-      Loss(at_s, per_step * all_steps, loss, many)
-      for (at_s, many, loss), all_steps in zip(losses, done, strict=True)
+      Loss(at_s, round(all_tokens), loss, many)
+      for (at_s, many, _, loss), all_tokens in zip(losses, done, strict=True)
       if loss is not None
     )
-    return tuple(steps), training
+    self._tokens = [each[0] for each in losses], done
+    return tuple(steps), training, sums
 
   def _validated(
-    self, metrics, steps: Sequence[StepRecord], begin_s: float, evaluated
+    self, metrics, end_s: float, begin_s: float, evaluated
   ) -> tuple[Loss, ...]:
     """Returns losses by learners and by the final evaluation, in order of
     time.
     """
-    ends_s = np.array([step.end_s for step in steps])
-    per_step = self._setup.tokens_per_step
+    times_s, tokens = self._tokens
 
     def at(time_s: float, loss: float) -> Loss:
-      done = int(np.searchsorted(ends_s, time_s, side='right'))
-      return Loss(time_s, per_step * done, loss)
+      done = bisect.bisect_right(times_s, time_s)
+      return Loss(time_s, round(tokens[done - 1]) if done else 0, loss)
 
     path, followed = self._workdir.metrics(EVALUATOR), []
     if path.exists():  # Only where the configuration asks for it.
@@ -333,7 +365,6 @@ class _Reader:
       if names.EVAL_LOSS in record
     ]
     if evaluated is not None:
-      end_s = steps[-1].end_s if steps else 0.0
       found += [at(0.0, evaluated.initial_loss)]
       found += [at(end_s, evaluated.final_loss)]
     return tuple(sorted(found, key=lambda loss: loss.at_s))

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """`status.json`, `summary.json` and `evaluation.json` of a run.
 
-The syncer replaces the file about once a second and once more at the end; the
-launcher's table reads it. It does not influence training.
+The syncer replaces `status.json` about once a second; `summary.json` is the
+same at the end, written as its last act: its presence means 'finished'. Neither
+influences training.
 """
 
 import dataclasses
 import json
 import math
-import operator
 import pathlib
-import typing
-from collections.abc import Callable
 
-from diloco.metrics import files, names
+from diloco.metrics import figures, files, jsonl, names
+from diloco.metrics.workdir import EVALUATOR, Workdir
 
 # States of a learner, as the syncer sees it.
 JOINING = 'joining'  # Said hello, bootstrap not complete.
@@ -25,150 +24,122 @@ REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'late', 'outlier')
 NORMAL_95 = 1.959964  # 95 % of a normal distribution lie within so many σ.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerStatus:
-  """The status of one learner, over all its incarnations."""
+  """The status of one learner, over all its incarnations.
+
+  None: not known, as in older files or of a run without a syncer.
+  """
 
   learner: int
-  state: str  # JOINING, LIVE, GONE or LEFT.
-  step: int  # Inner steps of this incarnation.
-  loss: float | None  # Of the last reported step, nats per token.
-  tokens_per_s: float
-  round: int  # The newest round that it offered for; 0 before the first.
+  state: str = GONE  # JOINING, LIVE, GONE or LEFT.
+  step: int | None = None  # Inner steps of this incarnation.
+  steps: int | None = None  # Inner steps, over all incarnations.
+  tokens: int | None = None  # Sum of those that it reported.
+  loss: float | None = None  # Of the last reported step, nats per token.
+  tokens_per_s: float | None = None
+  round: int | None = None  # The newest that it offered for; 0: none yet.
   # Its base behind the fragment's version, at the last offer.
-  lag_versions: int
-  bytes_up: int  # Payload bytes pulled from it.
-  bytes_down: int  # Payload bytes that it pulled.
-  participation: float  # Share of the closed rounds that included it.
-  incarnations: int
-  stall_max_s: float  # The longest stall of one step.
-  # Mean age of its merged offers; None: none, or an older file.
-  age_steps: float | None = None
+  lag_versions: int | None = None
+  bytes_up: int | None = None  # Payload bytes pulled from it.
+  bytes_down: int | None = None  # Payload bytes that it pulled.
+  rounds: int | None = None  # Closed rounds that included it,
+  participation: float | None = None  # and their share of all closed rounds.
+  incarnations: int | None = None
+  # When its newest process began, and the origin of its inner state.
+  beginning: str = ''
+  # Part of the time of its steps in which they waited for the exchange,
+  stall_share: float | None = None
+  stall_max_s: float | None = None  # and the longest such wait of one step.
+  age_steps: float | None = None  # Mean age of its merged offers; None: none.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunStatus:
-  """The run, as the syncer sees it."""
+  """The run, as the syncer sees it, while it goes on and at its end.
+
+  `figures` computes from it what is shown. None: not known, as above.
+  """
 
   run: str
-  time_s: float  # Seconds since the epoch at writing.
   step: int  # t, the global step.
-  total_steps: int
-  closed_round: int
-  live: tuple[int, ...]
-  participants: tuple[int, ...]  # Of the last closed round.
-  quorum_s: float  # ξ_quorum, mean time from due to quorum.
-  grace_s: float  # The last grace window.
-  sync_s: float  # To pull and merge, in the last round.
-  goodput: float  # As in `goodput.py`, since the first learner was ready.
-  uptime: float
-  bytes_up: int
-  bytes_down: int
-  refused: int  # Contributions that were not merged, over all causes.
-  finished: bool
   learners: tuple[LearnerStatus, ...]  # In the order of their ids.
+  time_s: float | None = None  # Seconds since the epoch at writing.
+  total_steps: int | None = None
+  rounds: int = 0  # Closed ones.
+  planned: int | None = None  # M.
+  fragments: int | None = None  # P.
+  parameters: int | None = None  # Of the model.
+  live: tuple[int, ...] = ()
+  participants: tuple[int, ...] = ()  # Of the last closed round.
+  quorum_s: float | None = None  # ξ_quorum, mean time from due to quorum.
+  grace_s: float | None = None  # The last grace window.
+  sync_s: float | None = None  # To pull and merge, in the last round.
+  # Since the first learner was ready; at the end, until the last close.
+  elapsed_s: float | None = None
+  goodput: float | None = None  # As in `goodput.py`, over the same time.
+  uptime: float | None = None
+  pulls_up: int | None = None  # Payloads that the syncer pulled.
+  pulls_down: int | None = None  # Payloads that learners pulled.
+  bytes_up: int | None = None  # Bytes of those payloads.
+  bytes_down: int | None = None
+  refused: int | None = None  # Contributions not merged, over all causes.
+  finished: bool = False
   age_steps: float | None = None  # Mean over all learners; see `metrics.ages`.
   old_share: float | None = None  # Share of merged offers; see `metrics.ages`.
+  heldout_step: int | None = None  # Of the Θ that was evaluated last,
+  heldout_loss: float | None = None  # and its loss, nats per token.
+
+
+# Keys of older files -> fields.
+_OLD_KEYS = {'closed_round': 'rounds', 'wall_s': 'elapsed_s'}
+
+
+def as_json(status: RunStatus) -> dict:
+  """Returns the fields of a status and all figures, by their names."""
+  found = _flat(status, figures.RUN)
+  found['learners'] = [_flat(x, figures.LEARNER) for x in status.learners]
+  return files.finite(found)
+
+
+def _flat(value, table) -> dict:
+  return {**files.plain(value), **figures.values(table, value)}
 
 
 def write_status(path: pathlib.Path, status: RunStatus) -> None:
   """Replaces the file atomically; it is sealed."""
-  text = json.dumps(files.plain(status), allow_nan=False)
+  text = json.dumps(as_json(status), allow_nan=False)
   files.replace(path, files.seal(text.encode()) + b'\n')
-
-
-@dataclasses.dataclass(frozen=True)
-class Metric:
-  """One figure of a run or of a learner, as `/metrics` and curves show it."""
-
-  # Computes it from the status; None: it is not known.
-  value: Callable[[typing.Any], float | None]
-  kind: str  # 'gauge' or 'counter', as Prometheus has it.
-  meaning: str  # The help text of `/metrics`.
-  # Its name among the scalars, over the global step; None: no curve.
-  curve: str | None = None
-
-
-def _participation(status: RunStatus) -> float | None:
-  shares = [each.participation for each in status.learners]
-  return sum(shares) / len(shares) if shares else None
-
-
-def _field(name: str, *described: str) -> Metric:
-  return Metric(operator.attrgetter(name), *described)
-
-
-# Metrics of a `RunStatus`, by their names in the format of Prometheus.
-RUN_METRICS = {
-  'global_step': _field('step', 'gauge', 'Global step t.'),
-  'total_steps': _field('total_steps', 'gauge', 'Global steps of the run.'),
-  'rounds_total': _field('closed_round', 'counter', 'Closed rounds.'),
-  'goodput_ratio': _field(
-    'goodput', 'gauge', 'Useful over allocated time.', names.GOODPUT
-  ),
-  'uptime_ratio': _field(
-    'uptime', 'gauge', 'Time with a learner that steps.', names.UPTIME
-  ),
-  'participation_ratio': Metric(
-    _participation,
-    'gauge',
-    'Mean share of the closed rounds that merged a learner.',
-    names.PARTICIPATION,
-  ),
-  'grace_seconds': _field('grace_s', 'gauge', 'The last grace window.'),
-  'offer_age_steps': _field(
-    'age_steps', 'gauge', 'Mean age of merged offers.', names.OFFER_AGE
-  ),
-  'received_bytes_total': _field(
-    'bytes_up', 'counter', 'Payloads of learners.'
-  ),
-  'sent_bytes_total': _field('bytes_down', 'counter', 'Payloads to learners.'),
-  'refused_total': _field(
-    'refused', 'counter', 'Contributions not merged.', names.REFUSED
-  ),
-  'learners_live': Metric(
-    lambda status: len(status.live), 'gauge', 'Live learners.', names.LIVE
-  ),
-  'status_time_seconds': _field('time_s', 'gauge', 'When the syncer said so.'),
-}
-# Metrics of a `LearnerStatus`; they have no curves.
-LEARNER_METRICS = {
-  'learner_step': _field('step', 'gauge', 'Inner steps of this incarnation.'),
-  'learner_loss': _field('loss', 'gauge', 'Training loss, nats per token.'),
-  'learner_tokens_per_second': _field(
-    'tokens_per_s', 'gauge', 'Tokens a second.'
-  ),
-  'learner_participation_ratio': _field(
-    'participation', 'gauge', 'Share of the closed rounds that merged it.'
-  ),
-  'learner_offer_age_steps': _field(
-    'age_steps', 'gauge', 'Mean age of its merged offers.'
-  ),
-  'learner_stall_max_seconds': _field(
-    'stall_max_s', 'gauge', 'The longest stall of a step.'
-  ),
-  'learner_incarnations_total': _field(
-    'incarnations', 'counter', 'Incarnations.'
-  ),
-}
-
-
-def scalars(status: RunStatus) -> dict[str, float]:
-  """Returns what of a status is a curve over the global step."""
-  found = {
-    metric.curve: metric.value(status)
-    for metric in RUN_METRICS.values()
-    if metric.curve is not None
-  }
-  known = {name: value for name, value in found.items() if value is not None}
-  return {names.TIME: status.time_s, **known}
 
 
 def read_status(path: pathlib.Path) -> RunStatus | None:
   """Returns the last status, None before the first; raises
   `files.MalformedFile`.
   """
-  return files.read_json(path, RunStatus)
+  return files.read_json(path, RunStatus, _fields)
+
+
+def _fields(found):
+  """Leaves the fields of what `as_json` or an older version wrote."""
+  if not isinstance(found, dict):
+    return found
+  found = _without(found, RunStatus, figures.RUN)
+  learners = found.get('learners')
+  if isinstance(learners, list):
+    found['learners'] = [
+      _without(each, LearnerStatus, figures.LEARNER)
+      if isinstance(each, dict)
+      else each
+      for each in learners
+    ]
+  return found
+
+
+def _without(found: dict, cls, table) -> dict:
+  known = {field.name for field in dataclasses.fields(cls)}
+  computed = {figure.name for figure in table} - known
+  renamed = {_OLD_KEYS.get(key, key): value for key, value in found.items()}
+  return {key: x for key, x in renamed.items() if key not in computed}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,44 +183,6 @@ def share(right: int, questions: int) -> Accuracy:
   low, high = (middle - spread) / whole, (middle + spread) / whole
   # Rounding must not exclude a share of 0 or 1 from the interval.
   return Accuracy(right, p, max(0.0, min(low, p)), min(1.0, max(high, p)))
-
-
-@dataclasses.dataclass(frozen=True)
-class LearnerSummary:
-  """The summary of one learner, over all its incarnations."""
-
-  learner: int
-  steps: int  # Inner steps, over all incarnations.
-  tokens: int
-  rounds: int  # Closed rounds that included it.
-  incarnations: int
-  # When its newest process began, and the origin of its inner state.
-  beginning: str
-  stall_max_s: float
-  bytes_up: int
-  bytes_down: int
-  age_steps: float | None = None  # As in `metrics.status`.
-
-
-@dataclasses.dataclass(frozen=True)
-class RunSummary:
-  """Written by the syncer as its last act; its presence means 'finished'."""
-
-  run: str
-  step: int  # t, the global step at the end.
-  rounds: int  # Closed ones.
-  fragments: int  # P.
-  wall_s: float  # From the first ready learner to the last close.
-  goodput: float
-  uptime: float
-  refused: int
-  pulls_up: int  # Payloads that the syncer pulled and could use.
-  pulls_down: int  # Payloads that learners pulled.
-  bytes_up: int  # Bytes of those payloads.
-  bytes_down: int
-  learners: tuple[LearnerSummary, ...]  # In the order of their ids.
-  age_steps: float | None = None  # As in `metrics.status`.
-  old_share: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,27 +234,31 @@ def bits(nats: float) -> float:
   return nats / math.log(2)
 
 
-def bytes_per_parameter(
-  pulled_bytes: int, pulls: int, fragments: int, parameters: int
-) -> float | None:
-  """Returns bytes per parameter one way, for one round trip of all P fragments.
-
-  One pull carries one of P fragments, so P pulls carry every parameter once;
-  f32 needs 4, bf16 needs 2. None if nothing was pulled.
-  """
-  if not pulls:
-    return None
-  return pulled_bytes * fragments / (pulls * parameters)
-
-
-def write_summary(path: pathlib.Path, summary: RunSummary) -> None:
+def write_summary(path: pathlib.Path, status: RunStatus) -> None:
   """Replaces the file atomically."""
-  files.write_json(path, summary)
+  files.write_json(path, as_json(status))
 
 
-def read_summary(path: pathlib.Path) -> RunSummary | None:
-  """Returns None if the run did not finish; raises `files.MalformedFile`."""
-  return files.read_json(path, RunSummary)
+def read_summary(path: pathlib.Path) -> RunStatus | None:
+  """Returns the status at the end; None if the run did not finish.
+
+  Raises:
+    MalformedFile: it is not what a run writes.
+  """
+  return files.read_json(path, RunStatus, _summary_fields)
+
+
+def _summary_fields(found):
+  """Completes an older summary, which had fewer fields than a status."""
+  found = _fields(found)
+  if not isinstance(found, dict) or 'finished' in found:
+    return found
+  found = {'finished': True, 'total_steps': found.get('step'), **found}
+  rounds = found.get('rounds')
+  for each in found.get('learners') or ():
+    if rounds and isinstance(each, dict) and 'rounds' in each:
+      each['participation'] = figures.participation(each['rounds'], rounds)
+  return found
 
 
 def write_evaluation(path: pathlib.Path, evaluation: Evaluation) -> None:
@@ -332,3 +269,72 @@ def write_evaluation(path: pathlib.Path, evaluation: Evaluation) -> None:
 def read_evaluation(path: pathlib.Path) -> Evaluation | None:
   """Returns None if nothing was evaluated; raises `files.MalformedFile`."""
   return files.read_json(path, Evaluation)
+
+
+def newest_heldout(workdir: Workdir) -> dict[str, float]:
+  """Returns the fields of the last loss of Θ that the evaluator measured."""
+  for record in jsonl.from_the_end(workdir.metrics(EVALUATOR)):
+    loss = record.get(names.EVAL_LOSS)
+    if loss is not None and math.isfinite(loss):
+      return {'heldout_step': int(record['step']), 'heldout_loss': loss}
+  return {}
+
+
+def of_run(workdir: Workdir) -> RunStatus | None:
+  """Returns the status of a run from its folder, going on or over.
+
+  Once the run is over and its Θ evaluated, that loss is the held-out loss.
+  None: nothing was written yet, or the run has no syncer.
+
+  Raises:
+    MalformedFile: a file is not what a run writes.
+  """
+  found = newest(read_summary(workdir.summary), read_status(workdir.status))
+  if found is None:
+    return None
+  evaluation = read_evaluation(workdir.evaluation) if found.finished else None
+  return with_heldout(found, workdir, evaluation)
+
+
+def newest(end: RunStatus | None, last: RunStatus | None) -> RunStatus | None:
+  """Returns the status at the end, else the last one.
+
+  What an older version left out of the summary is taken from the last status.
+  """
+  if end is None or last is None:
+    return end or last
+  by_id = {each.learner: each for each in last.learners}
+  learners = tuple(
+    _completed(each, by_id[each.learner]) if each.learner in by_id else each
+    for each in end.learners
+  )
+  return dataclasses.replace(_completed(end, last), learners=learners)
+
+
+def _completed(found, other):
+  """Fills the fields that are not known."""
+  defaults = {each.name: each.default for each in dataclasses.fields(found)}
+  lacking = {
+    name: getattr(other, name)
+    for name, default in defaults.items()
+    if getattr(found, name) == default
+  }
+  return dataclasses.replace(found, **lacking)
+
+
+def with_heldout(
+  status: RunStatus, workdir: Workdir, evaluation: Evaluation | None
+) -> RunStatus:
+  """Returns the status with the newest loss of Θ that is known.
+
+  Args:
+    evaluation: of the final Θ; None: there is none yet.
+  """
+  if evaluation is None:
+    return dataclasses.replace(status, **newest_heldout(workdir))
+  return dataclasses.replace(
+    status,
+    parameters=evaluation.parameters,
+    heldout_step=status.step,
+    heldout_loss=evaluation.final_loss,
+  )

@@ -281,7 +281,12 @@ def unexplained(rows: Iterable[TokenCounts]) -> int:
 
 
 def text(row: TokenCounts) -> str:
-  """Returns a line of text: shares of what was trained, lost ones by reason."""
+  """Returns a line of text: what was trained, and where it went."""
+  return f'{row.trained:,} trained, once per fragment: {shares(row)}'
+
+
+def shares(row: TokenCounts) -> str:
+  """Returns the shares of what was trained, lost ones by reason."""
   whole = max(row.trained, 1)
   parts = [
     f'{row.merged / whole:.1%} merged',
@@ -289,7 +294,7 @@ def text(row: TokenCounts) -> str:
     *(f'{tokens / whole:.1%} lost ({why})' for why, tokens in row.lost),
     f'{row.pending / whole:.1%} pending',
   ]
-  return f'{row.trained:,} trained, once per fragment: {", ".join(parts)}'
+  return ', '.join(parts)
 
 
 def total(rows: Iterable[TokenCounts]) -> TokenCounts:

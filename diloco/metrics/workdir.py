@@ -10,6 +10,7 @@ tapes/NAME.jsonl     the event tape of one learner, over all its processes
 events.jsonl         starts, deaths and kills of processes
 pids.json            the processes that the launcher started
 loss.png             the loss plot
+sample.txt           what the final model writes, by `diloco train`
 result.json          the result, where the run is one of a sweep
 metrics/NAME.jsonl   scalars of one process
 tensorboard/NAME/    the same for TensorBoard
@@ -56,6 +57,7 @@ class Workdir:
   # What the launcher is asked to do, and has not done yet.
   requests = _inside('requests')
   loss_plot = _inside('loss.png')
+  sample = _inside('sample.txt')
   result = _inside('result.json')  # Of a run of a sweep; see `sweeps.sweep`.
   compiled = _inside('compiled')
   syncer = _inside('syncer')
@@ -73,6 +75,7 @@ class Workdir:
     'events.jsonl',
     'pids.json',
     'loss.png',
+    'sample.txt',
     'result.json',
     'lock',
     'metrics',

@@ -10,10 +10,17 @@ from typing import Protocol
 
 from absl import logging
 
-from diloco.metrics import names
+from diloco.metrics import figures, names
 from diloco.metrics.jsonl import JsonLines
 
 PREFIX = 'diloco:'  # Prefix of the paths that tensorboardX asks to open.
+FLUSH_EVERY_S = 3  # A killed process loses no more than its last seconds.
+# What TensorBoard shows of a run next to its configuration.
+COMPARED = (
+  names.EVAL_LOSS,
+  names.TRAIN_LOSS,
+  *(each.curve for each in figures.shown(figures.RUN, figures.COMPARED)),
+)
 UNWRITTEN_BYTES_MAX = 1 << 20
 
 
@@ -49,7 +56,10 @@ class JsonlWriter:
 
 
 class TensorBoardWriter:
-  """Event files for TensorBoard; `names.TIME` becomes their wall time.
+  """An event file for TensorBoard; `names.TIME` becomes its wall time.
+
+  It is there at once, and each process has its own: TensorBoard reads all files
+  of a folder, one life of a learner after the other.
 
   Cards are for people: an incarnation, which no f32 holds, has none.
 
@@ -67,15 +77,21 @@ class TensorBoardWriter:
     record_writer.REGISTERED_FACTORIES.setdefault(
       PREFIX.rstrip(':'), _EventFiles()
     )
-    self._summary = tensorboardX.SummaryWriter(PREFIX + str(folder.absolute()))
+    self._summary = tensorboardX.SummaryWriter(
+      PREFIX + str(folder.absolute()),
+      flush_secs=FLUSH_EVERY_S,
+      # The rest of the name has only seconds and the host.
+      filename_suffix=f'.{os.getpid()}',
+    )
     if hparams:
       plain = {
         key: value if isinstance(value, bool | int | float) else str(value)
         for key, value in hparams.items()
       }
-      columns = dict.fromkeys(names.COMPARED)
+      columns = dict.fromkeys(COMPARED)
       for each in summary.hparams(plain, columns)[:2]:  # The third is an end.
         self._summary.file_writer.add_summary(each)
+    self._summary.flush()
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     time_s = scalars.get(names.TIME)

@@ -7,11 +7,16 @@ import http.server
 import ipaddress
 import socket
 import sys
+import threading
+import time
 import urllib.parse
 import zlib
 
 from diloco.transport.sockets import is_loopback
 
+CONNECTIONS_MAX = 32  # At a time; more are closed at once.
+REQUEST_S = 5.0  # From the connection to the end of the request's header.
+ANSWER_S = 60.0  # An answer that is not taken by then is given up.
 HTML, JSON = 'text/html; charset=utf-8', 'application/json'
 # A page has its script and its colours in it, and asks its own server only.
 POLICY = (
@@ -42,7 +47,10 @@ def check_host(host: str, vouched: bool, given: str, vouch: str) -> None:
 
 
 class PageServer(http.server.ThreadingHTTPServer):
-  """Serves what `answer` returns.
+  """Serves what `answer` returns, and closes the connection after it.
+
+  Connections that ask for nothing are closed soon, and few are open at a time:
+  a process that is watched needs its descriptors for its work.
 
   Args:
     host: where it listens; see `check_host`.
@@ -58,6 +66,8 @@ class PageServer(http.server.ThreadingHTTPServer):
   def __init__(self, host: str, port: int, any_name: bool = False):
     self.address_family = socket.AF_INET6 if ':' in host else socket.AF_INET
     self._any_name = any_name
+    self._lock = threading.Lock()
+    self._deadlines: dict[socket.socket, float] = {}  # Of open connections.
     super().__init__((host, port), _Handler)
 
   @property
@@ -71,6 +81,35 @@ class PageServer(http.server.ThreadingHTTPServer):
     """Returns (type, text) of a path; None: there is no such page."""
     raise NotImplementedError
 
+  def verify_request(self, request, client_address) -> bool:
+    """Returns False if too many connections are open."""
+    with self._lock:
+      if len(self._deadlines) >= CONNECTIONS_MAX:
+        return False
+      self._deadlines[request] = time.monotonic() + REQUEST_S
+    return True
+
+  def note_asked(self, request: socket.socket):
+    """Notes that a request is complete: from now on it is for us to answer."""
+    with self._lock:
+      self._deadlines[request] = time.monotonic() + ANSWER_S
+
+  def service_actions(self):
+    """Ends connections whose time is over; called about twice a second."""
+    with self._lock:
+      now_s = time.monotonic()
+      late = [s for s, until_s in self._deadlines.items() if until_s < now_s]
+      for request in late:
+        del self._deadlines[request]
+    for request in late:
+      with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)  # Its thread then closes it.
+
+  def shutdown_request(self, request):
+    with self._lock:
+      self._deadlines.pop(request, None)
+    super().shutdown_request(request)
+
   def handle_error(self, request, client_address):
     """Prints an error, but not that a reader closed its connection."""
     if not isinstance(sys.exception(), ConnectionError):
@@ -80,7 +119,10 @@ class PageServer(http.server.ThreadingHTTPServer):
     """Returns False for a name that a foreign page gave to this address."""
     if self._any_name:
       return True
-    name = urllib.parse.urlsplit(f'//{host}').hostname or ''
+    try:
+      name = urllib.parse.urlsplit(f'//{host}').hostname or ''
+    except ValueError:  # Such as '['.
+      return False
     with contextlib.suppress(ValueError):
       return ipaddress.ip_address(name).is_loopback
     return name == 'localhost'
@@ -89,9 +131,11 @@ class PageServer(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
   server: PageServer
   protocol_version = 'HTTP/1.1'
-  timeout = 60.0  # Of a connection on which nothing comes.
+  timeout = ANSWER_S
 
   def do_GET(self):
+    self.server.note_asked(self.connection)
+    self.close_connection = True
     if not self.server.knows(self.headers.get('Host', '')):
       self.send_error(403, 'Ask for localhost or 127.0.0.1')
       return
@@ -123,6 +167,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if coding:
       self.send_header('Content-Encoding', 'gzip')
     self.send_header('ETag', tag)
+    self.send_header('Connection', 'close')
     self.send_header('Cache-Control', 'no-store')
     self.send_header('Content-Security-Policy', POLICY)
     self.send_header('X-Content-Type-Options', 'nosniff')

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import prometheus_client
 from prometheus_client.core import GaugeMetricFamily
 
-from diloco.metrics import files, names
+from diloco.metrics import names, status
 from diloco.metrics.status import RunStatus
 from diloco.monitoring import run_metrics
 from diloco.monitoring.http_pages import JSON, PageServer
@@ -87,7 +87,7 @@ class Monitor:
     of another its last scalars.
     """
     if self._status is not None:
-      return files.plain(self._status)
+      return status.as_json(self._status)
     step, scalars = self._told
     return {
       'run': self._run,

@@ -6,13 +6,9 @@ from collections.abc import Iterator, Mapping
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from diloco.metrics.status import (
-  LEARNER_METRICS,
-  RUN_METRICS,
-  LearnerStatus,
-  Metric,
-  RunStatus,
-)
+from diloco.metrics import figures
+from diloco.metrics.figures import Figure
+from diloco.metrics.status import LearnerStatus, RunStatus
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _FAMILIES = {'gauge': GaugeMetricFamily, 'counter': CounterMetricFamily}
@@ -29,11 +25,11 @@ def families(
   status: RunStatus,
 ) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
   """Yields each metric; values that are not known are left out."""
-  for name, metric in RUN_METRICS.items():
-    yield from _family(name, metric, ('run',), {(status.run,): status})
+  for figure in figures.RUN:
+    yield from _family(figure, ('run',), {(status.run,): status})
   learners = {(status.run, str(x.learner)): x for x in status.learners}
-  for name, metric in LEARNER_METRICS.items():
-    yield from _family(name, metric, ('run', 'learner'), learners)
+  for figure in figures.LEARNER:
+    yield from _family(figure, ('run', 'learner'), learners)
 
 
 class _Collector:
@@ -45,16 +41,15 @@ class _Collector:
 
 
 def _family(
-  name: str,
-  metric: Metric,
+  figure: Figure,
   labels: tuple[str, ...],
   labelled: Mapping[tuple[str, ...], RunStatus | LearnerStatus],
 ) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-  samples = {each: metric.value(x) for each, x in labelled.items()}
+  samples = {each: figure.value(x) for each, x in labelled.items()}
   known = {each: x for each, x in samples.items() if x is not None}
   if known:
-    found = _FAMILIES[metric.kind](
-      f'diloco_{name}', metric.meaning, labels=labels
+    found = _FAMILIES[figure.kind](
+      f'diloco_{figure.sample}', figure.meaning, labels=labels
     )
     for each, x in known.items():
       found.add_metric(each, x)

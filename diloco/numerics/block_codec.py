@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantises vectors block by block to 1, 2, 4 or 8 bits and one scale.
+"""Quantises vectors block by block to 1 to 8 bits a value and one scale.
 
 A value is level · scale, where level is a small integer:
 
-  int8, int4   levels -L … L, L = 127 or 7    scale = max|x| / (L + ½ - margin)
-  int2         levels -3, -1, 1, 3            scale = Σ|x|·|level| / Σ level²
-  int1         levels -1, 1                   scale = mean |x|
+  3 to 8 bits   levels -L … L, L = 2ᵇ⁻¹ - 1   scale = max|x| / (L + ½ - margin)
+  2 bits        levels -3, -1, 1, 3           scale = Σ|x|·|level| / Σ level²
+  1 bit         levels -1, 1                  scale = mean |x|
 
-With int8 and int4 no value is ever more than half a step off. The largest value
+From 3 bits up no value is ever more than half a step off. The largest value
 of a block may be half a step off like any other: the step max|x| / L, which
 represents it exactly, is larger, and so is the error (0.117 against 0.111 on a
 Gaussian with int4 and blocks of 128).
@@ -17,11 +17,15 @@ error of 0.34 against 0.44 for -1, 0, 1, at the same two bits. The last two
 scales are the least-squares ones for their levels, so that the error is never
 larger than the vector itself, which error feedback needs.
 
-Bytes: the scales of all blocks, then the codes. A byte holds 8/bits codes. A
-block is cut into as many equal runs, and byte j holds value j of each run, the
-first run in the lowest bits. Hence int4 has the first half of a block in low
-nibbles and the second half in high ones, and unpacking moves whole runs. The
-last block may be shorter and has its own, shorter, runs.
+Bytes: the scales of all blocks, then the codes. A code is cut into fields whose
+widths divide a byte, the powers of two that its bits are the sum of, the widest
+in the lowest bits: 4 + 2 where it has 6, one field where it has 1, 2, 4 or 8.
+A block has all its values' first fields, then all their second ones. Of a field
+of f bits a byte holds 8/f: the block is cut into as many equal runs, and byte j
+holds that of value j of each run, the first run in the lowest bits. Hence int4
+has the first half of a block in low nibbles and the second half in high ones,
+and unpacking moves whole runs. The last block may be shorter and has its own,
+shorter, runs.
 
 Non-finite values make the scale, and so every decoded value of their block,
 non-finite: the receiver refuses them. Scales below the smallest normal f32 are
@@ -40,12 +44,21 @@ _MAGNITUDE = np.uint32(0x7FFF_FFFF)
 _MAX_MIDPOINT = np.uint32(0x7F7F_8000)  # From here up, rounding gives Inf.
 # Shape letters: N blocks, B values of a block, W bytes of a block's codes.
 
-LEVEL_MAX = {1: 1, 2: 3, 4: 7, 8: 127}  # By bits.
+BITS = range(1, 9)  # Of one value.
+SIGNED_BITS_MIN = 3  # Below, no level is spent on zero.
+LEVEL_MAX = {
+  bits: 2 ** (bits - 1) - 1 if bits >= SIGNED_BITS_MIN else 2**bits - 1
+  for bits in BITS
+}
+BLOCK_MULTIPLE = 8  # Fields of 1 bit of a block fill whole bytes.
 CHUNK_VALUES = 1 << 16  # 256 KiB of f32: a chunk stays in the L2 cache.
 
-# (L + ½) / (1 + 2⁻⁸), rounded down: the bf16 scale may be 2⁻⁸ too small, and
-# yet no quotient rounds to L + 1.
-_DIVISOR = {4: 7.47, 8: 127.0}
+# By bits, (L + ½) / (1 + 2⁻⁸), rounded down to hundredths, such as 7.47 of 4:
+# the bf16 scale may be 2⁻⁸ too small, and yet no quotient rounds to L + 1.
+_DIVISOR = {
+  bits: math.floor(100 * (LEVEL_MAX[bits] + 0.5) / (1 + 2**-8)) / 100
+  for bits in BITS
+}
 _SCALE_MIN = np.finfo(np.float32).tiny
 # Values of int2 beyond this many mean |x| get level ±3. Optimal on a Gaussian:
 # its best four even levels are 0.9957 σ apart, and mean |x| is 0.7979 σ.
@@ -127,9 +140,8 @@ class BlockCodec:
   def nbytes(self, n: int) -> int:
     """Returns the exact size of n encoded values."""
     full, tail = divmod(n, self.block_size)
-    blocks = full + (tail > 0)
     return (
-      blocks * SCALE_BYTES[self.scale]
+      (full + (tail > 0)) * SCALE_BYTES[self.scale]
       + full * self._width(self.block_size)
       + self._width(tail)
     )
@@ -142,17 +154,14 @@ class BlockCodec:
     Args:
       rng: makes rounding stochastic, so that the mean is x, with scale = max|x|
         / L. (A bf16 scale may be rounded down: values within 2⁻⁸ of their
-        block's largest then come out that much too small.) Only for int4 and
-        int8.
+        block's largest then come out that much too small.) Only from 3 bits up.
 
     Raises:
       ValueError: not f32 [n], or stochastic rounding of 1 or 2 bits.
     """
     check_values(self.name, x)
-    if rng is not None and self.bits < 4:
-      raise ValueError(
-        f'stochastic rounding needs int4 or int8, not {self.name}'
-      )
+    if rng is not None and self.bits < SIGNED_BITS_MIN:
+      raise not_stochastic(self.name)
     data = np.empty(self.nbytes(x.size), np.uint8)
     if rng is None and native.encode(self, x, data):
       return data
@@ -161,7 +170,7 @@ class BlockCodec:
     with np.errstate(invalid='ignore', over='ignore'):
       for blocks, width, values, packed in self._chunks(x.size):
         x_NB = x[values].reshape(-1, width)
-        if self.bits < 4:
+        if self.bits < SIGNED_BITS_MIN:
           scale_N, codes_NB = self._quantise_odd(x_NB)
         else:
           scale_N, codes_NB = self._quantise(x_NB, rng)
@@ -254,40 +263,56 @@ class BlockCodec:
     return kind.unpack(kind.pack(scale_N))
 
   def _pack(self, codes_NB: np.ndarray) -> np.ndarray:
-    width = codes_NB.shape[1]
-    run = self._width(width)
+    """Returns the codes' bytes, uint8 [N, W]; codes may have more high bits."""
     if self.bits == 8:
       return codes_NB
-    if run * 8 != width * self.bits:  # The tail's last byte has room left.
-      room = run * 8 // self.bits - width
-      codes_NB = np.pad(codes_NB, ((0, 0), (0, room)))
-    packed_NW = codes_NB[:, :run] & np.uint8((1 << self.bits) - 1)
-    for i in range(1, 8 // self.bits):
-      shifted_NW = codes_NB[:, i * run : (i + 1) * run] << np.uint8(
-        i * self.bits
-      )
-      np.bitwise_or(packed_NW, shifted_NW, out=packed_NW)
+    blocks, width = codes_NB.shape
+    packed_NW = np.zeros((blocks, self._width(width)), np.uint8)
+    for field, shift, start, run in self._fields(width):
+      mask = np.uint8((1 << field) - 1)
+      run_NW = packed_NW[:, start : start + run]
+      for i in range(8 // field):
+        values_NW = codes_NB[:, i * run : (i + 1) * run] >> np.uint8(shift)
+        run_NW[:, : values_NW.shape[1]] |= (values_NW & mask) << np.uint8(
+          i * field
+        )
     return packed_NW
 
   def _unpack(self, codes_NW: np.ndarray, width: int) -> np.ndarray:
     """Returns levels, int8 [N, width]."""
     if self.bits == 8:
       return codes_NW.view(np.int8)
-    blocks, run = codes_NW.shape
-    levels_NB = np.empty((blocks, run * 8 // self.bits), np.int8)
-    for i in range(8 // self.bits):
+    codes_NB = np.zeros((codes_NW.shape[0], width), np.uint8)
+    for field, shift, start, run in self._fields(width):
+      mask = np.uint8((1 << field) - 1)
+      for i in range(8 // field):
+        values_NW = codes_NB[:, i * run : (i + 1) * run]
+        run_NW = codes_NW[:, start : start + values_NW.shape[1]]
+        values_NW |= (run_NW >> np.uint8(i * field) & mask) << np.uint8(shift)
+    if self.bits >= SIGNED_BITS_MIN:
       # To the top of the byte, and down again, where int8 extends the sign.
-      code_NW = codes_NW << np.uint8(8 - self.bits * (i + 1))
-      signed_NW = code_NW.view(np.int8 if self.bits == 4 else np.uint8)
-      levels_NB[:, i * run : (i + 1) * run] = signed_NW >> (8 - self.bits)
-    if self.bits < 4:
-      levels_NB <<= 1
-      levels_NB -= LEVEL_MAX[self.bits]
-    return levels_NB[:, :width]
+      room = 8 - self.bits
+      return (codes_NB << np.uint8(room)).view(np.int8) >> np.int8(room)
+    return (codes_NB << np.uint8(1)).view(np.int8) - np.int8(
+      LEVEL_MAX[self.bits]
+    )
+
+  def _fields(self, width: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yields each field of the codes of a block of this many values.
+
+    Its bits, its lowest bit in the code, and the first byte and number of bytes
+    that it takes of the block's codes.
+    """
+    shift = start = 0
+    for field in (8, 4, 2, 1):
+      if self.bits & field:
+        run = -(-width * field // 8)
+        yield field, shift, start, run
+        shift, start = shift + field, start + run
 
   def _width(self, n: int) -> int:
     """Returns the bytes that the codes of a block of n values take."""
-    return -(-n * self.bits // 8)
+    return sum(run for *_, run in self._fields(n))
 
   def _parts(self, data: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns views of the scales and of the codes."""
@@ -335,6 +360,14 @@ class EncodedArray:
     """Decodes, for numpy; `copy` says nothing, as all is new."""
     values = self.codec.decode(self.data, self.size).reshape(self.shape)
     return values if dtype is None else values.astype(dtype, copy=False)
+
+
+def not_stochastic(name: str) -> ValueError:
+  """Returns the error of a codec that can't round stochastically."""
+  return ValueError(
+    f'stochastic rounding needs blocks of {SIGNED_BITS_MIN} bits or more, '
+    f'not {name}'
+  )
 
 
 def check_values(name: str, x: np.ndarray):

@@ -65,9 +65,24 @@ INLINE uint32_t largest_of(const float *x, long n) {
   return largest;
 }
 
+// block_codec._DIVISOR, by bits.
+static const float DIVISOR[] = {0, 0, 0, 3.48f, 7.47f, 15.43f, 31.37f, 63.25f,
+                                127.0f};
+
+// BlockCodec._width: the bytes of the codes of a block of this many values.
+INLINE long run_of(long width, int bits) {
+  if (bits == 8) return width;
+  if (bits == 4) return (width + 1) / 2;
+  long run = 0;
+  for (int field = 4; field; field >>= 1)
+    if (bits & field) run += (width * field + 7) / 8;
+  return run;
+}
+
 // BlockCodec._storable of the scale of a finite block.
 INLINE float storable(float scale, int bits, int scale_bytes) {
-  float bound = float_of(bits_of(FLT_MAX / (bits == 4 ? 7 : 127)) & 0xffff0000);
+  float level_max = (float)((1 << (bits - 1)) - 1);
+  float bound = float_of(bits_of(FLT_MAX / level_max) & 0xffff0000);
   scale = scale < bound ? scale : bound;
   if (scale < FLT_MIN) scale = 0;
   if (scale_bytes == 4) return scale;
@@ -75,16 +90,61 @@ INLINE float storable(float scale, int bits, int scale_bytes) {
   return float_of((pattern + 0x7fff + (pattern >> 16 & 1)) & 0xffff0000);
 }
 
+// BlockCodec._pack, field by field, of any bits: a level is computed again for
+// each of its fields.
+INLINE void pack_fields(const float *x, long width, float step, int bits,
+                        uint8_t *codes) {
+  for (int field = 4, shift = 0; field; field >>= 1) {
+    if (!(bits & field)) continue;
+    long run = (width * field + 7) / 8;
+    uint32_t mask = (1u << field) - 1;
+    memset(codes, 0, run);
+    for (long i = 0, at = 0; at < width; i++, at += run) {
+      long stop = width - at < run ? width - at : run;
+      for (long j = 0; j < stop; j++)
+        codes[j] |= (bits_of(x[at + j] / step + ROUND) >> shift & mask)
+                    << i * field;
+    }
+    shift += field;
+    codes += run;
+  }
+}
+
+// BlockCodec._unpack of any bits: the fields of a level add up in x, exactly.
+INLINE void unpack_fields(float scale, const uint8_t *codes, long width,
+                          int bits, float *x) {
+  for (int field = 4, shift = 0; field; field >>= 1) {
+    if (!(bits & field)) continue;
+    long run = (width * field + 7) / 8;
+    int mask = (1 << field) - 1;
+    // The highest bit of the last field is the sign.
+    int sign = shift + field == bits ? 1 << (field - 1) : 0;
+    for (long i = 0, at = 0; at < width; i++, at += run) {
+      long stop = width - at < run ? width - at : run;
+      for (long j = 0; j < stop; j++) {
+        int found = ((((codes[j] >> i * field) & mask) ^ sign) - sign);
+        x[at + j] = (shift ? x[at + j] : 0) + (float)(found * (1 << shift));
+      }
+    }
+    shift += field;
+    codes += run;
+  }
+  for (long j = 0; j < width; j++) x[j] *= scale;
+}
+
 // BlockCodec._quantise and ._pack; `run` is the bytes of the block's codes.
 // Returns the scale.
 INLINE float encode_block(const float *x, long width, long run, uint32_t largest,
                           int bits, int scale_bytes, uint8_t *codes) {
-  float divisor = bits == 4 ? 7.47f : 127.0f;
-  float scale = storable(float_of(largest) / divisor, bits, scale_bytes);
+  float scale = storable(float_of(largest) / DIVISOR[bits], bits, scale_bytes);
   float step = scale == 0 ? 1 : scale;
   if (bits == 8) {
     for (long j = 0; j < run; j++)
       codes[j] = (uint8_t)bits_of(x[j] / step + ROUND);
+    return scale;
+  }
+  if (bits != 4) {
+    pack_fields(x, width, step, bits, codes);
     return scale;
   }
   long both = width - run;  // Bytes with two codes.
@@ -102,6 +162,10 @@ INLINE void decode_block(float scale, const uint8_t *codes, long width, long run
                          int bits, float *x) {
   if (bits == 8) {
     for (long j = 0; j < run; j++) x[j] = (float)(int8_t)codes[j] * scale;
+    return;
+  }
+  if (bits != 4) {
+    unpack_fields(scale, codes, width, bits, x);
     return;
   }
   long both = width - run;
@@ -140,7 +204,7 @@ INLINE int encode_all(const float *x, long n, long block, int bits,
   if (tail) {
     uint32_t largest = largest_of(x + full * block, tail);
     if (largest >= INFINITE) return 1;
-    float scale = encode_block(x + full * block, tail, (tail * bits + 7) / 8,
+    float scale = encode_block(x + full * block, tail, run_of(tail, bits),
                                largest, bits, scale_bytes, codes + full * run);
     store_scale(scale, data, full, scale_bytes);
   }
@@ -157,14 +221,15 @@ INLINE void decode_span(const uint8_t *data, long n, long block, int bits,
                  bits, x + k * block - begin);
   if (tail)
     decode_block(load_scale(data, full, scale_bytes), codes + full * run, tail,
-                 (tail * bits + 7) / 8, bits, x + full * block - begin);
+                 run_of(tail, bits), bits, x + full * block - begin);
 }
 
 // Calls a function above with constants, for which its loops are then made.
 #define SPECIALISED(CALL)                                  \
   if (bits == 4 && scale_bytes == 2 && block == 128) CALL(128, 4, 2); \
   if (bits == 4) CALL(block, 4, scale_bytes);              \
-  CALL(block, 8, scale_bytes)
+  if (bits == 8) CALL(block, 8, scale_bytes);              \
+  CALL(block, bits, scale_bytes)
 
 // Returns 1 if a value is not finite; `data` is then not written whole.
 CLONES int diloco_encode(const float *x, long n, long block, int bits,
@@ -206,7 +271,7 @@ INLINE int round_all(const float *delta, const float *trace,
   long whole_run = block * bits / 8;
   for (long k = 0; k * block < n; k++) {
     long at = k * block, left = n - at, width = left < block ? left : block;
-    long run = left < block ? (left * bits + 7) / 8 : whole_run;
+    long run = left < block ? run_of(left, bits) : whole_run;
     float *restrict wanted = residual_to + at, *restrict sent = theta_to + at;
     if (trace)
       for (long j = 0; j < width; j++)

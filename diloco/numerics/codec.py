@@ -63,9 +63,11 @@ def make_codec(name: str, block_size: int = 128, scale: str = 'bf16') -> Codec:
   """
   if name not in CODECS:
     raise ValueError(f'codec {name!r}, must be one of {tuple(CODECS)}')
-  if not isinstance(block_size, int) or block_size < 1 or block_size % 8:
+  multiple = block_codec.BLOCK_MULTIPLE
+  if not isinstance(block_size, int) or block_size < 1 or block_size % multiple:
     raise ValueError(
-      f'{name} with block {block_size}, must be a positive multiple of 8'
+      f'{name} with block {block_size}, must be a positive multiple of '
+      f'{multiple}'
     )
   if scale not in block_codec.SCALE_BYTES:
     raise ValueError(
@@ -73,6 +75,17 @@ def make_codec(name: str, block_size: int = 128, scale: str = 'bf16') -> Codec:
       f'{tuple(block_codec.SCALE_BYTES)}'
     )
   return CODECS[name].make(block_size, scale)
+
+
+def bytes_per_value(
+  name: str, block_size: int = 128, scale: str = 'bf16'
+) -> float:
+  """Returns the bytes per value of a long tensor, with its share of a scale.
+
+  The arguments and errors are those of `make_codec`.
+  """
+  made = make_codec(name, block_size, scale)
+  return made.nbytes(made.block_values) / made.block_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +154,7 @@ def _chunks(n: int):
 def _check(name: str, x: np.ndarray, rng: np.random.Generator | None):
   block_codec.check_values(name, x)
   if rng is not None:
-    raise ValueError(f'stochastic rounding needs int4 or int8, not {name}')
+    raise block_codec.not_stochastic(name)
 
 
 def _check_size(codec: Codec, data: np.ndarray, n: int):
@@ -154,32 +167,36 @@ def _check_size(codec: Codec, data: np.ndarray, n: int):
 
 @dataclasses.dataclass(frozen=True)
 class CodecKind:
-  """A codec, and what can be said of its bytes without arrays.
+  """A codec of `CODECS`.
 
   Attributes:
-    bits: of one value, without scales.
     make: takes the block size and the type of the scales.
-    has_scales: True if each block has one.
   """
 
-  bits: int
   make: Callable[[int, str], Codec]
-  has_scales: bool = False
 
 
-def _in_blocks(bits: int) -> CodecKind:
-  def make(block_size, scale):
-    return block_codec.BlockCodec(f'int{bits}', bits, block_size, scale)
+def in_blocks(bits: int) -> CodecKind:
+  """Returns the codec of blocks of integers; their bits are `BITS`.
 
-  return CodecKind(bits, make, has_scales=True)
+  Raises:
+    ValueError: values of so many bits can't be packed.
+  """
+  if bits not in block_codec.BITS:
+    raise ValueError(
+      f'a codec of {bits} bits: blocks pack {block_codec.BITS[0]} to '
+      f'{block_codec.BITS[-1]} bits'
+    )
+  name = f'int{bits}'
+  return CodecKind(lambda *blocks: block_codec.BlockCodec(name, bits, *blocks))
 
 
 CODECS = {
-  'int1': _in_blocks(1),
-  'int2': _in_blocks(2),
-  'int4': _in_blocks(4),
-  'int8': _in_blocks(8),
-  'bf16': CodecKind(16, lambda block_size, scale: Bfloat16Codec()),
-  'f32': CodecKind(32, lambda block_size, scale: Float32Codec()),
+  'int1': in_blocks(1),
+  'int2': in_blocks(2),
+  'int4': in_blocks(4),
+  'int8': in_blocks(8),
+  'bf16': CodecKind(lambda block_size, scale: Bfloat16Codec()),
+  'f32': CodecKind(lambda block_size, scale: Float32Codec()),
 }
 NAMES = tuple(CODECS)

@@ -13,6 +13,7 @@ import importlib.util
 import logging
 import math
 import pathlib
+import struct
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -24,8 +25,13 @@ SOURCE = pathlib.Path(__file__).with_name('blocks.c')
 SUM_VALUES = 1 << 16  # As in `blocks.c`; of one sum of squares.
 TILE_VALUES = 512  # As there; blocks of a codec must divide it to be summed.
 _CRC_BYTES, _CRC_BYTES_MIN = 16, 64
-ACCELERATED_BITS = (4, 8)
+_BITS_MIN = 3  # Of one value; codes of fewer have no level 0, numpy has them.
 _INFINITE = 0x7F80_0000
+
+# Of a file of 64 bits: offsets of the tables of segments and sections, then the
+# size and number of entries of each; of a segment, its begin and length.
+_ELF = struct.Struct('<32x QQ 6x HH HH 2x')
+_SEGMENT = struct.Struct('<8x Q 16x Q')
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 _FLOAT = ctypes.c_float
@@ -81,8 +87,10 @@ def open_library(path: str) -> ctypes.CDLL:
 
   Raises:
     OSError: it can not be loaded here.
-    ValueError: it was compiled from another `blocks.c` than the one beside.
+    ValueError: it is cut, or was compiled from another `blocks.c` than the one
+      beside.
   """
+  _check_whole(path)
   library = ctypes.CDLL(path)
   compiled = ctypes.c_uint32.in_dll(library, 'diloco_source_crc').value
   if compiled != zlib.crc32(SOURCE.read_bytes()):
@@ -92,6 +100,33 @@ def open_library(path: str) -> ctypes.CDLL:
   for name in ('diloco_largest', 'diloco_inspect'):
     getattr(library, name).restype = ctypes.c_uint32
   return library
+
+
+def _check_whole(path: str):
+  """Refuses a cut file: the system maps it, and kills whoever reads the rest.
+
+  An ELF file ends with the table of its sections, or else with what is loaded.
+
+  Raises:
+    ValueError: it is cut.
+  """
+  data = pathlib.Path(path).read_bytes()
+  needed = _ELF.size
+  if len(data) >= needed:
+    if not data.startswith(b'\x7fELF\x02\x01'):
+      return  # Of another system, which checks what it loads.
+    segments, sections, segment_bytes, segment_count, *size = _ELF.unpack_from(
+      data
+    )
+    needed = max(
+      sections + math.prod(size), segments + segment_bytes * segment_count
+    )
+    if len(data) >= needed:
+      for i in range(segment_count):
+        begin, length = _SEGMENT.unpack_from(data, segments + i * segment_bytes)
+        needed = max(needed, begin + length)
+  if len(data) < needed:
+    raise ValueError(f'{path} is cut: {len(data)} of {needed} bytes')
 
 
 def encode(codec: Blocks, x: np.ndarray, data: np.ndarray) -> bool:
@@ -285,7 +320,7 @@ def _pointers(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _of(codec: Blocks) -> ctypes.CDLL | None:
-  return load() if codec.bits in ACCELERATED_BITS else None
+  return load() if codec.bits >= _BITS_MIN else None
 
 
 def _codec(codec: Blocks, n: int) -> tuple[int, int, int, int]:

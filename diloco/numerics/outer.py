@@ -20,7 +20,6 @@ contracts a product and a sum that it compiles together, on CPUs that can.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -152,6 +151,9 @@ def _sgd(factors: native.Sgd) -> optax.GradientTransformation:
   return optax.GradientTransformation(sgd.init, update)
 
 
+VANISHING = 2.0**-54  # 1 minus this, or less, is 1.
+
+
 class _AdamState(NamedTuple):
   """The state of Adam."""
 
@@ -166,8 +168,20 @@ def make_adam(
   """Adam: u = -η·m̂ / (√v̂ + ε) with m̂ = m' / (1 - b1ⁿ), v̂ = v' / (1 - b2ⁿ).
 
   m' = b1·m + (1 - b1)·Δ, v' = b2·v + (1 - b2)·Δ². Optax has XLA compute bⁿ, and
-  CPUs differ in the last bit of its powers.
+  CPUs differ in the last bit of its powers. Here bⁿ is made of bⁿ⁻¹.
   """
+
+  powers = {}  # By b: n and bⁿ of the round before.
+
+  def bias(b, rounds):
+    """Returns 1 - bⁿ."""
+    n, power = powers.get(b, (0, 1.0))
+    if n > rounds:
+      n, power = 0, 1.0
+    while n < rounds and power > VANISHING:
+      n, power = n + 1, power * b
+    powers[b] = n, power
+    return 1 - power
 
   def start(params):
     zeros = jax.tree.map(np.zeros_like, params)
@@ -181,7 +195,7 @@ def make_adam(
       return np.float32(b) * old + np.float32(1 - b) * new
 
     def unbiased(b, x):
-      return x / np.float32(1 - math.prod([b] * int(rounds)))
+      return x / np.float32(bias(b, int(rounds)))
 
     def move(m, v):
       root = np.sqrt(unbiased(b2, v)) + np.float32(eps)

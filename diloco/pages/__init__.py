@@ -2,13 +2,12 @@
 """Output for humans: terminal tables, figures, self-contained pages.
 
 Start with `parts`: a `ReportPage` is tables, charts, timelines and paragraphs
-as values; the other modules draw it.
+as values; the other modules draw it. There is one page, `page.html`: of a run
+that goes on or is over, of the lab, of a sweep, of a simulation.
 
-  terminal      in a terminal, of whatever width
-  page          one HTML file that loads nothing else
-  colours       of figures and of live pages
-  figures       charts, intervals and timelines, by matplotlib
-  text_tables   tables of other commands' output
-  pictures      the same as PNG, where matplotlib is installed
-  report_files  all of it into a folder, with CSV and JSON
+  page         one HTML file that loads nothing else; CSV and JSON beside it
+  terminal     in a terminal, of whatever width
+  figures      charts and timelines by matplotlib, for notebooks and loss.png
+  colours      of pages and figures
+  text_tables  tables of other commands' output
 """

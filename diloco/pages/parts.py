@@ -3,19 +3,20 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 Cell = str | int | float | None  # None: nothing to say, shown as a dash.
 
-# What a lane of a timeline can show, in words,
+# What a lane of a timeline can show, in words. What comes later is drawn above
+# what comes earlier,
 SPAN_MEANINGS = {
   'step': 'inner steps',
+  'waiting': 'waiting',
+  'bootstrap': 'start until first step',
   'pause': 'paused to reconfigure',
   'dead': 'dead',
-  'waiting': 'waiting',
-  'bootstrap': 'bootstrap',
-  'round': 'round',
-  'grace': 'grace window',
+  'round': 'round, from due to its update',
+  'grace': 'its grace window',
 }
 SPAN_KINDS = tuple(SPAN_MEANINGS)
 # and what a line of a chart can be.
@@ -29,6 +30,7 @@ LINE_KINDS = (
   'course',  # What changes over time.
 )
 NOTHING = '—'
+ROUND_LANES_MAX = 4  # Of a timeline; more of its rounds overlap.
 UNITS = ((1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k'))
 
 
@@ -42,6 +44,8 @@ class Column:
   spread: str | None = None
   # True for a column that is only in files (as spreads usually are).
   hidden: bool = False
+  # Makes the displayed text of a known value, instead of `digits`.
+  format: Callable[[float], str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +73,8 @@ class Line:
   ys: tuple[float, ...]
   spreads: tuple[float, ...] = ()
   group: int = 0  # Lines of one group have one colour.
+  ink: bool = False  # Drawn in the colour of text instead: what matters most.
+  dashed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +97,15 @@ class Chart:
   moments: tuple[tuple[float, int, str], ...] = ()
   notes: tuple[str, ...] = ()
 
+  @property
+  def is_empty(self) -> bool:
+    """Whether there is nothing to draw: a page leaves such a chart out."""
+    return not any(
+      math.isfinite(x) and math.isfinite(y)
+      for line in self.lines
+      for x, y in zip(line.xs, line.ys)
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class TimelineSpan:
@@ -110,6 +125,8 @@ class Timeline:
   Attributes:
     marks: (time, lane, label): a moment, such as a merge that took this lane
       in; lane -1 is all of them.
+    groups: of each lane, whose colour its steps have, as lines of charts do;
+      below 0: grey; empty: all lanes have one colour.
   """
 
   name: str
@@ -118,6 +135,7 @@ class Timeline:
   spans: tuple[TimelineSpan, ...]
   marks: tuple[tuple[float, int, str], ...] = ()
   notes: tuple[str, ...] = ()
+  groups: tuple[int, ...] = ()
 
   @property
   def limits(self) -> tuple[float, float]:
@@ -144,24 +162,61 @@ class Intervals:
   notes: tuple[str, ...] = ()
 
 
-Picture = Chart | Timeline | Intervals
-Part = Table | Picture
+@dataclasses.dataclass(frozen=True)
+class Prose:
+  """Paragraphs under a heading of their own."""
+
+  name: str
+  title: str
+  lines: tuple[str, ...]
+  notes: tuple[str, ...] = ()
+
+
+Part = Table | Chart | Timeline | Intervals | Prose
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+  """A figure that is seen first, as text."""
+
+  name: str
+  value: str
+  note: str = ''
+  large: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Badge:
+  """The state of a run in a word or two."""
+
+  text: str
+  tone: str  # 'good', 'wait' or 'bad': green, amber, red.
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportPage:
-  """One page: what was measured, how to repeat it, and the results."""
+  """One page: what was measured, how to repeat it, and the results.
+
+  Attributes:
+    where: the folder that it is about.
+    problem: what is wrong with what was read, in sentences.
+    progress: (done, all) of what is going on; None: no bar.
+  """
 
   name: str  # Of the configuration.
   title: str
   command: str
   paragraphs: tuple[str, ...]  # What is assumed; how to read it.
   parts: tuple[Part, ...]
+  where: str = ''
+  badge: Badge | None = None
+  problem: str = ''
+  progress: tuple[float, float] | None = None
+  tiles: tuple[Tile, ...] = ()
 
   def __post_init__(self):
-    for kinds in (Table, Picture):  # CSV files, PNG files.
-      names = [part.name for part in self.parts if isinstance(part, kinds)]
-      assert len(names) == len(set(names)), f'{self.name}: two of {names}'
+    names = [(type(part), part.name) for part in self.parts]
+    assert len(names) == len(set(names)), f'{self.name}: two of {names}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,13 +236,19 @@ def shown(table: Table) -> tuple[ShownColumn, ...]:
     if column.hidden:
       continue
     cells = [row[i] for row in table.rows]
-    texts = [text_of(cell, column.digits) for cell in cells]
+    texts = [_text_of(cell, column) for cell in cells]
     if column.spread is not None:
       spreads = [row[places[column.spread]] for row in table.rows]
       texts = _with_spreads(texts, cells, spreads, column.digits)
     numeric = not any(isinstance(cell, str) for cell in cells)
     columns.append(ShownColumn(column.name, tuple(texts), numeric))
   return tuple(columns)
+
+
+def _text_of(cell: Cell, column: Column) -> str:
+  if column.format is not None and _is_number(cell):
+    return column.format(cell)
+  return text_of(cell, column.digits)
 
 
 def text_of(cell: Cell, digits: int) -> str:
@@ -235,44 +296,28 @@ def within(
       yield dataclasses.replace(span, begin_s=begin_s, end_s=end_s)
 
 
-def shares_of_kinds(timeline: Timeline) -> dict[str, float]:
-  """Each kind's share of all lanes' time, in SPAN_KINDS' order; no zeros."""
-  begin_s, end_s = timeline.limits
-  whole_s = (end_s - begin_s) * max(1, len(timeline.lanes))
-  spent_s = dict.fromkeys(SPAN_KINDS, 0.0)
-  for span in timeline.spans:
-    spent_s[span.kind] += span.end_s - span.begin_s
-  return {kind: s / whole_s for kind, s in spent_s.items() if s}
+def rounds_of(
+  rounds: Iterable[tuple[str, float, float, float, float]], first: int
+) -> tuple[int, list[TimelineSpan]]:
+  """Returns the number of lanes of the rounds, and their spans.
 
+  Each round takes the first free lane, of at most ROUND_LANES_MAX.
 
-def alternative(part: Picture) -> str:
-  """Returns a description of a picture, as its alternative text."""
-  match part:
-    case Chart():
-      kinds = [k for k in LINE_KINDS if any(x.kind == k for x in part.lines)]
-      labels = dict.fromkeys(line.label for line in part.lines)
-      said = (
-        f'{part.y_label} over {part.x_label}; {", ".join(kinds)}. '
-        f'Lines: {", ".join(labels)}.'
-      )
-    case Intervals():
-      rows = '; '.join(
-        f'{label} {middle:+.2f}' + ('' if half is None else f' ± {half:.2f}')
-        for label, middle, half in part.rows
-      )
-      said = f'{part.x_label}: {rows}.'
-    case Timeline():
-      begin_s, end_s = part.limits
-      shares = ', '.join(
-        f'{SPAN_MEANINGS[kind]} {share:.1%}'
-        for kind, share in shares_of_kinds(part).items()
-      )
-      said = (
-        f'{len(part.lanes)} lanes over {duration(end_s - begin_s)}, '
-        f'{len(part.spans)} spans. Of the time of all lanes: '
-        f'{shares or "nothing"}.'
-      )
-  return f'{type(part).__name__}: {part.title}. {said}'
+  Args:
+    rounds: label, such as 'round 7', then seconds: due, quorum, end of the
+      window, update.
+    first: the first of their lanes.
+  """
+  free_s, spans = [], []
+  for label, due_s, quorum_s, window_s, update_s in rounds:
+    free = (i for i, at_s in enumerate(free_s) if at_s <= due_s)
+    lane = next(free, min(len(free_s), ROUND_LANES_MAX - 1))
+    free_s[lane : lane + 1] = [update_s]
+    place = first + lane
+    spans.append(TimelineSpan(place, due_s, quorum_s, 'round', label))
+    spans.append(TimelineSpan(place, quorum_s, window_s, 'grace', label))
+    spans.append(TimelineSpan(place, window_s, update_s, 'round', label))
+  return len(free_s), spans
 
 
 def in_thousands(value: float) -> str:

@@ -10,7 +10,7 @@ import rich.table
 import rich.text
 
 from diloco.pages import parts
-from diloco.pages.parts import Picture, ReportPage, Table
+from diloco.pages.parts import Prose, ReportPage, Table
 
 BETWEEN = 2  # Blanks between two columns.
 KEYS_MAX = 0.6  # Of the width, for columns that are repeated.
@@ -20,7 +20,7 @@ PROSE_MAX = 100  # Columns; longer lines are hard to read.
 def show(
   report: ReportPage, console: rich.console.Console | None = None
 ) -> None:
-  """Prints a report's prose and tables, and which pictures belong to it.
+  """Prints a report's figures, prose and tables.
 
   Args:
     console: where; standard output unless given.
@@ -29,17 +29,21 @@ def show(
     color_system=None, highlight=False, markup=False, emoji=False
   )
   _print(console, report.title, 'bold')
+  if report.tiles:
+    console.print()
+  for tile in report.tiles:
+    _print(console, f'{tile.value}  {tile.note}', first=f'{tile.name}: ')
   for paragraph in report.paragraphs:
     console.print()
     _print(console, paragraph)
   for part in report.parts:
     if isinstance(part, Table):
       _show_table(part, console)
-  pictures = [p for p in report.parts if isinstance(p, Picture)]
-  if pictures:
-    console.print()
-  for part in pictures:
-    _print(console, part.title, first=f'{part.name}.png  ')
+    elif isinstance(part, Prose):
+      console.print()
+      _print(console, part.title, 'bold')
+      for line in part.lines:
+        _print(console, line)
   console.print()
   console.print(rich.text.Text(f'Again: {report.command}'), soft_wrap=True)
 

@@ -4,6 +4,7 @@
 import dataclasses
 import math
 
+from diloco.protocol.quorum_rules import QUORUM_RULES
 from diloco.protocol.weights import WEIGHTS
 
 # Encoded updates of a fragment that stay on offer to a session, the newest: as
@@ -22,6 +23,8 @@ class Admission:
   waits_for_clock: bool
 
 
+# 'latest' merges the newest offer of every live learner, 'fresh' only offers of
+# learners whose pace clock has reached the round (the paper's reading).
 ADMISSIONS = {'latest': Admission(False), 'fresh': Admission(True)}
 
 
@@ -51,41 +54,27 @@ BLENDS = {
 class ProtocolConfig:
   """Settings that syncer and learners share (the paper's Alg. 1 and 2).
 
-  Attributes:
-    learners: M, the number of learners that the run is planned for. Ids from 0
-      to M-1 are expected; the machines accept any id.
-    fragments: P, the number of pieces of the model. P divides H.
-    sync_every_steps: H, inner steps between two syncs of one fragment.
-    overlap_steps: τ, inner steps that an exchange may overlap. With 0, a
-      learner waits for the update of the round that it offered for.
-    quorum: K, the number of offers that a round needs to close; 1 ≤ K ≤ M.
-    grace_safety: γ < 1, the share of the slack that the grace window uses.
-    grace_cap_steps: the longest grace window, in inner steps.
-    admission: 'latest' merges the newest offer of every live learner; 'fresh'
-      only offers of learners whose pace clock has reached the round.
-    max_staleness_versions: offers on a base older than this are refused.
-    weighting: 'tokens' weighs a contribution by quantity and quality of its
-      tokens (Alg. 2, line 9); 'equal' gives every learner that trained the same
-      weight.
-    patience: factor on every time-out; all time-outs derive from measured step
-      and transfer times (`timeouts.py`).
-    total_steps: the run ends when the global step t reaches this.
-    blend: how a learner takes in an update: 'overwrite', 'mix' or 'carry'.
+  The section `protocol` of a configuration: a key stands here, with its type,
+  default, meaning and rule, and nowhere else.
   """
 
-  learners: int
-  fragments: int
-  sync_every_steps: int
-  overlap_steps: int
-  quorum: int
-  grace_safety: float
-  grace_cap_steps: float
-  admission: str
-  max_staleness_versions: int
-  weighting: str
-  patience: float
-  total_steps: int
-  blend: str
+  learners: int = 2  # M, for which the run is planned; ids from 0 to M - 1.
+  fragments: int = 8  # P, the pieces of the model; divides H.
+  sync_every_steps: int = 24  # H, inner steps between two syncs of a fragment.
+  # τ, inner steps that an exchange may overlap; 0: a learner waits for the
+  # update of the round that it offered for.
+  overlap_steps: int = 6
+  quorum: int = 1  # K, offers without which no round closes; 0: all, K = M.
+  quorum_rule: str = 'offers'  # What makes a quorum: a key of QUORUM_RULES.
+  grace_safety: float = 0.8  # γ, the share of the slack that grace uses.
+  grace_cap_steps: float = 2.0  # The longest grace window, in inner steps.
+  admission: str = 'latest'  # Which offers a round takes: a key of ADMISSIONS.
+  max_staleness_versions: int = 4  # Offers on an older base are refused.
+  weighting: str = 'tokens'  # Of what is merged; a key of WEIGHTS.
+  patience: float = 1.0  # Stretches all time-outs; they are measured.
+  total_steps: int = 500  # The run ends at this global step.
+  blend: str = 'carry'  # How a learner takes an update in: a key of BLENDS.
+  blend_alpha: float = 0.0  # α of 'mix': the weight of what is overwritten.
 
   def __post_init__(self):
     broken = list(self._broken_rules())
@@ -148,6 +137,11 @@ class ProtocolConfig:
       yield (
         f'quorum={self.quorum}, must be between 1 and learners={self.learners}'
       )
+    if self.quorum_rule not in QUORUM_RULES:
+      yield (
+        f'quorum_rule={self.quorum_rule!r}, must be one of '
+        f'{tuple(QUORUM_RULES)}'
+      )
     if not 0 <= self.grace_safety < 1:
       yield f'grace_safety={self.grace_safety}, must be in [0, 1)'
     if not 0 <= self.grace_cap_steps < math.inf:
@@ -166,3 +160,10 @@ class ProtocolConfig:
       yield f'total_steps={self.total_steps}, must be at least 1'
     if self.blend not in BLENDS:
       yield f'blend={self.blend!r}, must be one of {tuple(BLENDS)}'
+    elif self.blend_alpha and not self.blending.mixes:
+      yield (
+        f'blend_alpha={self.blend_alpha}, must be 0, blend={self.blend!r} '
+        'takes none'
+      )
+    if not 0 <= self.blend_alpha <= 1:
+      yield f'blend_alpha={self.blend_alpha}, must be in [0, 1]'

@@ -140,8 +140,13 @@ class Alive:
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer:
-  """A fragment at an inner-step boundary, relative to the learner's base."""
+class OfferTerms:
+  """What is said of a copy of a fragment when it is made, and of its offer.
+
+  The learner's effect, its line in the event log and the message all have these
+  fields, from here. One that is added is `kw_only`, with a default for lines
+  that are older.
+  """
 
   round: int
   fragment: int
@@ -149,6 +154,19 @@ class Offer:
   c_steps: int  # Inner steps since the learner last received the fragment.
   c_tokens: int  # Tokens since then.
   step: int
+
+  def terms(self) -> dict[str, object]:
+    """Returns these fields alone, by name."""
+    return {x.name: getattr(self, x.name) for x in _TERMS}
+
+
+_TERMS = dataclasses.fields(OfferTerms)
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer(OfferTerms):
+  """A fragment at an inner-step boundary, relative to the learner's base."""
+
   payload: Payload
 
 

@@ -356,7 +356,7 @@ class Replay:
     donor, index = self._plan.sources[process]
     save = self._learner(donor).take_save(index)
     if source.kind == 'checkpoint':
-      return self._backend.from_checkpoint(learner, save)
+      return save
     names = states_of(source.versions, source.crcs)
     given = [self._theta(name) for name in names]
     return self._backend.from_peer(learner, save, given)

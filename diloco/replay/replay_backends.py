@@ -2,12 +2,11 @@
 """Performs the work of a replayed run's processes on a device.
 
 A replay asks `ReplayBackend` for what a process starts from, and has it repeat
-what the tapes record. The lab has an implementation of its own.
+what the tapes record.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -34,59 +33,8 @@ class Given:
   theta: Arrays
 
 
-class ReplayState(Protocol):
-  """The state of a learner's process."""
-
-  def step(self, position: int, progress: int):
-    """Makes one inner step on the batch at `position`."""
-
-  def snapshot(self, said: tape_events.Snapshot) -> object:
-    """Returns a copy of θ_p at this boundary."""
-
-  def offer(self, said: tape_events.Snapshot, copy) -> np.ndarray:
-    """Returns the bytes of that snapshot against its base."""
-
-  def apply(self, said: tape_events.Apply, given: Given, training: bool):
-    """Takes Θ_p into θ_p."""
-
-  def copy(self) -> 'ReplayState':
-    """Returns a copy that later changes do not affect."""
-
-
-class ReplayBackend(Protocol):
-  """Creates learners' states, and acts as the syncer."""
-
-  model: OuterState
-
-  def from_seed(self, learner: int) -> ReplayState:
-    """Returns the state of a process that started from the configuration
-    alone.
-    """
-
-  def from_checkpoint(self, learner: int, saved: ReplayState) -> ReplayState:
-    """Returns the state of a process restored from `saved`, which is
-    consumed.
-    """
-
-  def from_peer(
-    self, learner: int, donor: ReplayState, given: Sequence[Given]
-  ) -> ReplayState:
-    """Returns the state of a process with a donor's inner state and Θ.
-
-    The donor's state is consumed.
-    """
-
-  def outer_step(
-    self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
-  ) -> OuterStep:
-    """Makes a round's outer step from the `offered` bytes, by learner."""
-
-  def install(self, merge: syncer_events.Merge, outcome: OuterStep):
-    """Installs the outer step of a round that has closed."""
-
-
-class DeviceReplayBackend:
-  """An implementation of `ReplayBackend` on one device."""
+class ReplayBackend:
+  """Creates learners' states, and acts as the syncer, on one device."""
 
   def __init__(self, run_spec: RunSpec, device: Device):
     self._run_spec = run_spec
@@ -96,19 +44,21 @@ class DeviceReplayBackend:
     with jax.default_device(self._cpu):
       self.model = OuterState(run_spec)
 
-  def from_seed(self, learner: int) -> 'DeviceReplayState':
+  def from_seed(self, learner: int) -> 'ReplayState':
+    """Returns the state of a process that started from the configuration
+    alone.
+    """
     params, inner = self._device.init(self._run_spec.initial_parameters())
     bases = dict(enumerate(self._run_spec.initial_fragments()))
     return self._state(learner, params, inner, bases)
 
-  def from_checkpoint(
-    self, learner: int, saved: 'DeviceReplayState'
-  ) -> 'DeviceReplayState':
-    return saved
-
   def from_peer(
-    self, learner: int, donor: 'DeviceReplayState', given: Sequence[Given]
-  ) -> 'DeviceReplayState':
+    self, learner: int, donor: 'ReplayState', given: Sequence[Given]
+  ) -> 'ReplayState':
+    """Returns the state of a process with a donor's inner state and Θ.
+
+    The donor's state is consumed.
+    """
     # All of θ consists of fragments: its earlier values do not matter.
     params = donor.params
     for p, each in enumerate(given):
@@ -120,6 +70,7 @@ class DeviceReplayBackend:
   def outer_step(
     self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
   ) -> OuterStep:
+    """Makes a round's outer step from the `offered` bytes, by learner."""
     pieces = self._run_spec.layout.fragments[merge.fragment]
     taken = {
       learner: payload.decode(data, pieces, self._run_spec.up)
@@ -130,19 +81,20 @@ class DeviceReplayBackend:
       return self.model.outer_step(merge.fragment, taken, weights)
 
   def install(self, merge: syncer_events.Merge, outcome: OuterStep):
+    """Installs the outer step of a round that has closed."""
     self.model.install(merge.fragment, outcome)
 
-  def _state(self, learner: int, params, inner, bases) -> 'DeviceReplayState':
+  def _state(self, learner: int, params, inner, bases) -> 'ReplayState':
     blend = self._run_spec.config.protocol.blend
     own = OwnProgress(self._device, blend, bases, params)
-    return DeviceReplayState(
+    return ReplayState(
       self._run_spec, self._device, learner, params, inner, own
     )
 
 
 @dataclasses.dataclass
-class DeviceReplayState:
-  """An implementation of `ReplayState`."""
+class ReplayState:
+  """The state of a learner's process."""
 
   run_spec: RunSpec
   device: Device
@@ -155,7 +107,7 @@ class DeviceReplayState:
     self._schedule = self.run_spec.schedule()
     self._dataset = self.run_spec.dataset(self.learner)
 
-  def copy(self) -> 'DeviceReplayState':
+  def copy(self) -> 'ReplayState':
     """Returns a copy with arrays of its own, since a step donates its
     arrays.
     """
@@ -167,6 +119,7 @@ class DeviceReplayState:
     )
 
   def step(self, position: int, progress: int):
+    """Makes one inner step on the batch at `position`."""
     batch = self.device.put_batch(self._dataset[position])
     lr = self._schedule(progress)
     self.params, self.inner, _ = self.device.step(
@@ -174,17 +127,20 @@ class DeviceReplayState:
     )
 
   def snapshot(self, said: tape_events.Snapshot) -> dict[str, jax.Array]:
+    """Returns a copy of θ_p at this boundary."""
     p = said.fragment
     # Only merged snapshots are made, so all are needed.
     return self.own.snapshot(p, self.params, said.handle, self.own.handles(p))
 
   def offer(self, said: tape_events.Snapshot, copy) -> np.ndarray:
+    """Returns the bytes of that snapshot against its base."""
     p = said.fragment
     pieces = self.run_spec.layout.fragments[p]
     reference = self.own.reference(p)
     return contributions.encode(reference, copy, pieces, self.run_spec.up)
 
   def apply(self, said: tape_events.Apply, given: Given, training: bool):
+    """Takes Θ_p into θ_p."""
     p = said.fragment
     placed = self.device.put_fragment(p, given.theta)
     effect = learner_events.Apply(p, said.version, said.carry, said.handle)

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of what was trained: `python -m diloco.report --workdir=DIR`.
+"""Hands out what is known of runs: `diloco report RUN…`, `diloco wandb RUN`.
 
-Start with `folders`: what a folder is, a run or a sweep, and their page.
+What is on the page is decided by `diloco.watch`.
 
-  __main__       flags to a page
-  folders        the page of several folders
-  run_report     the parts of a page of runs
-  run_tables     tables of runs
-  run_charts     charts of runs
-  sweep_reader   reads the results of a sweep
-  sweep_report   the parts of a page of a sweep
-  to_wandb       hands a run to Weights & Biases
+  __main__  a page of runs and sweeps, with its tables as CSV
+  to_wandb  hands a run to Weights & Biases
 """

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes one page of real runs and of the lab's sweeps: python -m diloco.report
+"""Makes one page of runs and sweeps: diloco report RUN…
 
-  python -m diloco.report --workdir=DIR [--workdir=DIR …] [--outdir=DIR]
+  diloco report RUN… [--outdir=DIR]
 
-A run may still be going, or have been killed: the page says what is missing.
-Tables go to standard output; page, PNG, CSV and JSON to --outdir. Exit code 78:
-a folder is neither a run nor a sweep.
+RUN is the folder of a run, which may still be going or have been killed, or of
+a sweep; of several runs the page compares the losses. It is that of `diloco
+watch`, as one file, with its tables as CSV beside it, and goes to --outdir;
+figures and tables also go to standard output. Exit code 78: a folder is neither
+a run nor a sweep.
 """
 
 import pathlib
@@ -18,13 +20,11 @@ from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.recorded_run import NoReport
 from diloco.metrics.run_progress import ProgressLine
-from diloco.pages import pictures, report_files, terminal
-from diloco.report import folders
+from diloco.pages import page, terminal
+from diloco.watch.folders import FollowedFolders
 
 PARENT = pathlib.Path('runs', 'reports')
-_WORKDIR = flags.DEFINE_multi_string(
-  'workdir', [], 'Folder of a run or a sweep; may be given several times.'
-)
+RUNS_MAX = 100
 _OUTDIR = flags.DEFINE_string(
   'outdir', None, f'Folder of the report; {PARENT}/NAME unless given.'
 )
@@ -32,52 +32,35 @@ _OUTDIR = flags.DEFINE_string(
 
 def main(argv) -> int:
   """Writes and shows the report; 78 where a folder is not what it should be."""
+  given = argv[1:]
+  outdir = pathlib.Path(_OUTDIR.value or PARENT / _name(given))
   try:
     with ProgressLine() as line:
       line.say('reads the folders')
-      report = folders.report(_folders(argv[1:]), _name(), _command())
+      folders = [*map(pathlib.Path, given)]
+      report = FollowedFolders(folders, _command(given)).page()
   except NoReport as error:
-    raise ConfigError(
-      [f'--workdir: {each}' for each in str(error).splitlines()]
-    ) from None
-  outdir = pathlib.Path(_OUTDIR.value or PARENT / report.name)
+    raise ConfigError(str(error).splitlines()) from None
   try:
-    report_files.check_writable(outdir)
+    page.check_writable(outdir)
   except OSError as error:
     problem = f'--outdir={outdir}: {error.strerror}'
     raise ConfigError([problem]) from None
-  with ProgressLine() as line:
-    line.say('draws the pictures')
-    page, *_ = report_files.write(report, outdir)
+  path, *_ = page.write(report, outdir)
   terminal.show(report)
-  for said in (pictures.missing(report), f'page: {page}'):
-    if said:
-      print(said, file=sys.stderr)
+  print(f'page: {path}', file=sys.stderr)
   return 0
 
 
-def _folders(rest) -> list[pathlib.Path]:
-  """Raises ConfigError where the command line is not as it should be."""
-  problems = [f'{word}: unexpected argument' for word in rest]
-  if not _WORKDIR.value:
-    problems.append('--workdir: is missing, the folder of a run or of a sweep')
-  if problems:
-    raise ConfigError(problems)
-  return [pathlib.Path(each) for each in dict.fromkeys(_WORKDIR.value)]
+def _name(given: list[str]) -> str:
+  first = pathlib.Path(given[0]).resolve().name
+  return f'{first}-and-{len(given) - 1}-more' if len(given) > 1 else first
 
 
-def _name() -> str:
-  names = [pathlib.Path(each).resolve().name for each in _WORKDIR.value]
-  more = f'-and-{len(names) - 1}-more' if len(names) > 1 else ''
-  return f'{names[0]}{more}'
-
-
-def _command() -> str:
-  given = [f'--workdir={each}' for each in _WORKDIR.value]
-  if _OUTDIR.value:
-    given.append(f'--outdir={_OUTDIR.value}')
-  return shlex.join(['python', '-m', 'diloco.report', *given])
+def _command(given: list[str]) -> str:
+  outdir = [f'--outdir={_OUTDIR.value}'] if _OUTDIR.value else []
+  return shlex.join(['diloco', 'report', *given, *outdir])
 
 
 if __name__ == '__main__':
-  config_flags.run_without_config(main)
+  config_flags.run_of_runs(main, most=RUNS_MAX)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands a run to Weights & Biases: python -m diloco.report.to_wandb DIR
+"""Hands a run to Weights & Biases: python -m diloco.report.to_wandb RUN
 
-Each process of the run becomes a run there, in a group with the name of DIR:
+Each process of the run becomes a run there, in a group with the name of RUN:
 its scalars over the global step, and the configuration. Nothing leaves this
 machine unless WANDB_MODE=online says so: runs are files in ./wandb, which
 `wandb sync` sends later. Training itself knows nothing of it.
@@ -27,10 +27,6 @@ NO_SCALARS = ('step', names.TIME, names.INCARNATION, names.GLOBAL_STEP)
 
 def main(argv) -> int:
   """Writes the runs; 78 where there is nothing to write, or no wandb."""
-  if len(argv) != 2:
-    raise ConfigError(
-      ['give the folder of one run: python -m diloco.report.to_wandb DIR']
-    )
   workdir = Workdir(pathlib.Path(argv[1]))
   files = sorted(workdir.metrics('').parent.glob('*.jsonl'))
   if not files:
@@ -75,4 +71,4 @@ def _write(wandb, path: pathlib.Path, group: str, config) -> int:
 
 
 if __name__ == '__main__':
-  config_flags.run_without_config(main)
+  config_flags.run_of_runs(main)

@@ -5,12 +5,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from absl import flags
+from absl import flags, logging
 
 from diloco.config import flags as config_flags
 from diloco.config.run_config import RunConfig
 from diloco.monitoring import monitor_flags
-from diloco.run import logs
+from diloco.run import logs, threads
 
 
 def run_command(
@@ -46,7 +46,17 @@ def run_command(
   def configured(_) -> int | None:
     config = config_flags.load()
     logs.keep_ours(config.name, **config_flags.who())
+    if role:
+      threads.Pulse(_say_stood)
     return main(config)
 
   run = config_flags.run_of_workdir if of_run else config_flags.run
   run(configured)
+
+
+def _say_stood(stood_s: float) -> None:
+  logging.warning(
+    'no thread of this process ran for %.1f s: it was suspended, or a library '
+    'held the interpreter (such as while it was imported from a slow disk)',
+    stood_s,
+  )

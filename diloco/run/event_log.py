@@ -153,12 +153,9 @@ class LearnerEventLog:
     """Records a snapshot, before it is offered."""
     self._lines.append(
       tape_events.Snapshot(
-        self._process,
-        step,
-        effect.round,
-        effect.fragment,
-        effect.base_version,
-        effect.handle,
+        **(effect.terms() | {'step': step}),
+        process=self._process,
+        handle=effect.handle,
       )
     )
 

@@ -13,6 +13,7 @@ the loop performed them.
 import dataclasses
 
 from diloco.metrics.goodput import LearnerWork
+from diloco.protocol import messages
 from diloco.protocol.syncer import events as syncer_events
 
 # Of the syncer ---------------------------------------------------------------
@@ -112,16 +113,17 @@ class Begin:
   machine: Machine
 
 
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-  """The fragment was copied, to be offered against the base it then had."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Snapshot(messages.OfferTerms):
+  """The fragment was copied, to be offered against the base it then had.
+
+  A later round than its own may merge it.
+  """
 
   process: int
-  step: int
-  round: int  # The round it was made for; a later one may merge it.
-  fragment: int
-  base_version: int
   handle: int
+  c_steps: int = 0  # This and the next are missing on older tapes.
+  c_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker thread that hides no error, and an inbox that is fair."""
+"""A worker thread that hides no error, an inbox that is fair, and a pulse.
+
+The pulse of a process notices that none of its threads ran.
+"""
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Hashable
 
 Job = Callable[[], None]
 LOOK_EVERY_S = 1.0  # Interval of the check for a close, while waiting for room.
+PULSE_S = 0.25
 
 
 class Worker:
@@ -49,6 +54,40 @@ class Worker:
       except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
         self._on_crash(error)
         return
+
+
+class Pulse:
+  """Tells when no thread of this process ran for a while.
+
+  That happens where a library holds the interpreter's lock, such as while the
+  dynamic linker maps a large shared object from a slow disk, and where the
+  process or its machine is suspended. Without it such a time looks like a slow
+  network to whoever reads the logs.
+
+  Args:
+    tell: called on a thread of its own with the seconds of each such time.
+    limit_s: shorter times are not told.
+  """
+
+  def __init__(self, tell: Callable[[float], None], limit_s: float = 1.0):
+    self._tell = tell
+    self._limit_s = limit_s
+    self._closed = threading.Event()
+    self._thread = threading.Thread(target=self._run, name='pulse', daemon=True)
+    self._thread.start()
+
+  def close(self):
+    """Ends the thread."""
+    self._closed.set()
+    self._thread.join()
+
+  def _run(self):
+    before_s = time.monotonic()
+    while not self._closed.wait(PULSE_S):
+      now_s = time.monotonic()
+      late_s, before_s = now_s - before_s - PULSE_S, now_s
+      if late_s >= self._limit_s:
+        self._tell(late_s)
 
 
 # A queue of unread messages, bounded in total and per session.

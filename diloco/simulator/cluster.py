@@ -22,7 +22,7 @@ from diloco.simulator.learner_jobs import SESSION_BITS
 from diloco.simulator.network import SteadyWires, Wires
 from diloco.simulator.simulated_learner import SimulatedLearner
 from diloco.simulator.simulated_shard import SimulatedShard
-from diloco.simulator.simulated_syncer import SimulatedSyncer
+from diloco.simulator.simulated_syncer import Disk, SimulatedSyncer
 from diloco.simulator.timing import BOTH_WAYS, Timing, Ways
 
 EPOCH_S = 1e6  # The time of a correct clock at the start of a simulation.
@@ -56,6 +56,17 @@ class ClusterOptions:
 USUAL_OPTIONS = ClusterOptions()
 
 
+@dataclasses.dataclass(frozen=True)
+class SavedCluster:
+  """A checkpoint of all processes at one moment, and the counters."""
+
+  now_s: float
+  disk: Disk  # The syncer's, with the fragments of this moment.
+  learners: Mapping[int, tuple[Start, Any]]  # Those that were training.
+  incarnations: int
+  handles: int
+
+
 class Cluster:
   """One syncer and its learners under one simulated clock.
 
@@ -64,8 +75,11 @@ class Cluster:
     seed: seed of step lengths and lost transfers.
     observer: observer of every event and its effects.
     contents: what the processes hold; None: symbols.
+    saved: of an earlier cluster, which this one goes on from: its syncer has
+      started, its learners have not.
 
   Attributes:
+    resting: True if no learner begins another step.
     partitions: how learners of several hosts share their state, by id.
     disk_full: True if the syncer cannot write its ledger.
     clocks_s: error of each learner's clock, by id; None: an incarnation is a
@@ -80,6 +94,7 @@ class Cluster:
     observer: Observer | None = None,
     contents: Backend | None = None,
     options: ClusterOptions = USUAL_OPTIONS,
+    saved: SavedCluster | None = None,
   ):
     self.config = config
     self.timing = timing
@@ -90,25 +105,28 @@ class Cluster:
       timing.transfer_s, timing.latency_s
     )
     self.contents = contents or SymbolicBackend(config.fragments)
-    self.sim = Simulation()
+    self.sim = Simulation(saved.now_s if saved else 0.0)
     self.learners: dict[int, SimulatedLearner] = {}
     # Learners' own checkpoints, and their saved contents.
-    self.saved: dict[int, tuple[Start, Any]] = {}
+    self.saved: dict[int, tuple[Start, Any]] = (
+      dict(saved.learners) if saved else {}
+    )
     self.ended: syncer_events.End | None = None
     self.cut: set[int] = set()  # Learners that no message reaches or leaves.
     # Messages held back by a silent link without a closed stream, by way.
     self.silent: dict[tuple[int, str], list[Callable[[], None]]] = {}
     self.partitions: Mapping[int, str] = {}
     self.disk_full = False
+    self.resting = False
     self.clocks_s: dict[int, float] | None = None
     self._random = random.Random(seed)
     # A separate generator, so that a seed's other draws are unaffected.
     self._late_random = random.Random(f'late {seed}')
-    self._incarnations = 0
-    self._handles = 0
+    self._incarnations = saved.incarnations if saved else 0
+    self._handles = saved.handles if saved else 0
     self.shards = options.shards
     self.others = {s: SimulatedShard(self, s) for s in range(1, self.shards)}
-    self.syncer = SimulatedSyncer(self, disk=None)
+    self.syncer = SimulatedSyncer(self, saved.disk if saved else None)
     self._syncer_started()
 
   # What a scenario does -----------------------------------------------------
@@ -271,6 +289,25 @@ class Cluster:
     checkpoint.
     """
     self.others[shard].start()
+
+  @property
+  def at_rest(self) -> bool:
+    """True if no step and no merge is in progress."""
+    steps = any(process.in_step for process in self.learners.values())
+    return not steps and not self.syncer.merging
+
+  def save(self) -> SavedCluster:
+    """Returns a checkpoint; messages and offers under way are not in it."""
+    trains = [x for x in self.learners.values() if x.training and not x.gone]
+    for process in trains:
+      process.save()
+    return SavedCluster(
+      self.sim.now,
+      self.syncer.save(),
+      {process.id: self.saved[process.id] for process in trains},
+      self._incarnations,
+      self._handles,
+    )
 
   def run(self, until: float):
     """Runs up to a time, or to the end of the run."""

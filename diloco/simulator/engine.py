@@ -12,8 +12,8 @@ from diloco.protocol.syncer import events as syncer_events
 class Simulation:
   """A heap of (time, insertion number, callback); time in seconds."""
 
-  def __init__(self):
-    self.now = 0.0
+  def __init__(self, now_s: float = 0.0):
+    self.now = now_s
     self._heap: list[tuple[float, int, Callable[[], None]]] = []
     self._order = itertools.count()
 

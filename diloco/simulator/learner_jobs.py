@@ -121,21 +121,6 @@ def saved_start(
   )
 
 
-def offer_of(
-  snapshot: learner_events.Snapshot, payload: messages.Payload
-) -> messages.Offer:
-  """Announces what was copied."""
-  return messages.Offer(
-    round=snapshot.round,
-    fragment=snapshot.fragment,
-    base_version=snapshot.base_version,
-    c_steps=snapshot.c_steps,
-    c_tokens=snapshot.c_tokens,
-    step=snapshot.step,
-    payload=payload,
-  )
-
-
 def state_offered(
   effect: learner_events.DonateState,
   contents: LearnerBackend,

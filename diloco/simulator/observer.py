@@ -27,6 +27,7 @@ class TokenObserver(Observer):
   def __init__(self, fragments: int):
     self.accounts: dict[int, token_ledger.TokenAccount] = {}
     self._fragments = fragments
+    self._begun = 0  # Processes so far.
     self._numbers: dict[object, int] = {}  # Of processes.
     self._sessions: dict[tuple[int, int], int] = {}  # Number, by incarnation.
     self._last: dict[int, object] = {}  # Processes, by number.
@@ -66,18 +67,29 @@ class TokenObserver(Observer):
     account = self.accounts[process.id]
     return account.processes[self._numbers[process]].counts[fragment]
 
+  def rest(self):
+    """Lets go of all processes: each is over, or goes on as another one."""
+    self._note_ends()
+    self._numbers.clear()
+    self._sessions.clear()
+    self._last.clear()
+
   def rows(self) -> dict[tuple[int, int], token_ledger.TokenCounts]:
     """Returns the current balance, by learner and fragment."""
-    for number, process in self._last.items():
-      self.accounts[process.id].processes[number].end = _end_of(process)
+    self._note_ends()
     return {
       (m, p): account.row(p)
       for m, account in sorted(self.accounts.items())
       for p in range(self._fragments)
     }
 
+  def _note_ends(self):
+    for number, process in self._last.items():
+      self.accounts[process.id].processes[number].end = _end_of(process)
+
   def _begin(self, process):
-    number = self._numbers[process] = len(self._numbers)
+    number = self._numbers[process] = self._begun
+    self._begun += 1
     self._last[number] = process
     account = self.accounts.setdefault(
       process.id, token_ledger.TokenAccount(self._fragments)

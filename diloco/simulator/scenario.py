@@ -10,53 +10,44 @@ import dataclasses
 import random
 from collections.abc import Mapping
 
+from diloco.faults import WAYS, Fault
+from diloco.metrics.workdir import learner_name, shard_name
 from diloco.protocol import timeouts
 from diloco.protocol.config import ADMISSIONS, BLENDS, ProtocolConfig
 from diloco.simulator.network import USUAL, LinkDeviation, UnequalWires
-from diloco.simulator.timing import BOTH_WAYS, Timing
+from diloco.simulator.timing import Timing
 
 WIDE_FROM = 10**8
-FAULTS = {
-  'kill': 6,
-  'kill_donor': 3,  # |While a newcomer waits for its state.
-  'stop': 4,
-  'partition': 4,
-  'preempt': 3,
-  'outlier': 2,
-  'unusable': 2,
-  'newcomer': 3,  # An id that was not seen before.
-  'syncer': 5,  # Killed, or restarted.
-  'stop_syncer': 3,  # Stopped, or resumed.
-  'lose_disk': 1,  # Of the syncer, with its ledger.
-}
-WIDE_FAULTS = {
-  'silence': 4,  # Bytes vanish, one way or both, and no stream closes.
-  'throttle': 3,  # Its link is far slower for a while.
-  'fill_disk': 2,  # Of the syncer; or it is freed.
-  'clock': 2,  # A learner's clock is set; its next process uses it.
-  'short_notice': 2,  # Preempted, and killed when the notice is over.
-}
+SYNCER_NAME = 'syncer'
+NEW = 'newcomer'  # An id that was not seen before.
+# Kind, its target ('': a drawn learner), weight. Their order is that of the
+# draws: what a seed means depends on it.
+FAULTS = (
+  ('kill', '', 6),
+  ('kill_donor', '', 3),
+  ('pause', '', 4),
+  ('partition', '', 4),
+  ('preempt', '', 3),
+  ('outlier', '', 2),
+  ('unusable', '', 2),
+  ('join', NEW, 3),
+  ('kill', SYNCER_NAME, 5),
+  ('pause', SYNCER_NAME, 3),
+  ('lose_disk', SYNCER_NAME, 1),
+)
+WIDE_FAULTS = (
+  ('cut', '', 4),  # One way or both.
+  ('throttle', '', 3),
+  ('disk', SYNCER_NAME, 2),
+  ('clock', '', 2),
+  ('short_notice', '', 2),
+)
 SHARDS = (1, 2, 4)  # S.
 LARGE = 10.0  # Size of a fragment, as a multiple of the others.
 THROTTLED = 20.0  # Factor on the time that bytes take.
 PULL_MAX_S = 2.0  # In a healed run.
 UPDATE_SHARE = 0.4  # Share of a round's time for its update.
 NEWCOMERS_MAX = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-  """A fault and its target; a target that is broken already is repaired
-  instead.
-  """
-
-  at_s: float
-  kind: str  # One of FAULTS, WIDE_FAULTS, or 'shard'.
-  learner: int
-  notice_s: float
-  shard: int = 0
-  ways: tuple[str, ...] = BOTH_WAYS
-  jump_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +77,7 @@ class Scenario:
   loss: float
   checkpoint_rounds: int
   checkpoint_steps: int | None
+  # A target that is broken already is repaired instead.
   faults: tuple[Fault, ...]
   shards: int  # S, the processes of the syncer.
   last_shard: int  # Repaired last: the others go on without it.
@@ -219,7 +211,7 @@ def _with_shards(
   others = range(1, shards)
   until_s = faults[-1].at_s
   of_shards = [
-    Fault(rng.uniform(0.0, until_s), 'shard', 0, 0.0, rng.choice(others))
+    Fault(0, rng.uniform(0.0, until_s), 'kill', shard_name(rng.choice(others)))
     for _ in range(rng.randint(1, 8))
   ]
   together = sorted([*faults, *of_shards], key=lambda fault: fault.at_s)
@@ -249,14 +241,15 @@ def _draw_config(rng: random.Random) -> ProtocolConfig:
 
 def _draw_faults(rng: random.Random, ids: int) -> tuple[Fault, ...]:
   # Frequent faults differ between scenarios, so that some see one twice.
-  weights = [w * rng.choice((0.2, 1.0, 4.0)) for w in FAULTS.values()]
+  weights = [w * rng.choice((0.2, 1.0, 4.0)) for *_, w in FAULTS]
   calm_s = rng.choice((0.3, 1.0, 2.0))
   faults, at_s = [], 0.0
   for _ in range(rng.randint(4, 24)):
     at_s += rng.expovariate(1 / calm_s)
-    kind = rng.choices(list(FAULTS), weights)[0]
-    learner = rng.randrange(ids - NEWCOMERS_MAX)
-    faults.append(Fault(at_s, kind, learner, rng.choice((0.1, 2.0, 6.0))))
+    kind, target, _ = rng.choices(FAULTS, weights)[0]
+    learner = learner_name(rng.randrange(ids - NEWCOMERS_MAX))
+    notice_s = rng.choice((0.1, 2.0, 6.0))
+    faults.append(Fault(0, at_s, kind, target or learner, notice_s=notice_s))
   return tuple(faults)
 
 
@@ -358,22 +351,31 @@ def _widened_faults(
   rng: random.Random, faults: tuple[Fault, ...], learners: int
 ) -> tuple[Fault, ...]:
   """Spreads the faults over all learners, and adds some of the wide ones."""
-  dealt = [
-    dataclasses.replace(fault, learner=rng.randrange(learners))
-    for fault in faults
-  ]
-  kinds = [*WIDE_FAULTS]
-  weights = [w * rng.choice((0.2, 1.0, 4.0)) for w in WIDE_FAULTS.values()]
+  dealt = []
+  for fault in faults:
+    learner = learner_name(rng.randrange(learners))
+    own = fault.learner is not None
+    dealt.append(dataclasses.replace(fault, target=learner) if own else fault)
+  weights = [w * rng.choice((0.2, 1.0, 4.0)) for *_, w in WIDE_FAULTS]
   until_s = faults[-1].at_s
   for _ in range(rng.randint(0, 8)):
+    at_s = rng.uniform(0.0, until_s)
+    kind, target, _ = rng.choices(WIDE_FAULTS, weights)[0]
+    learner = learner_name(rng.randrange(learners))
+    notice_s = rng.choice((0.0, 0.1, 0.5, 2.0))
+    way = rng.choice((*WAYS, ''))
+    if kind == 'cut' and way:
+      kind = 'cut_one_way'
+    jump_s = rng.choice((-3600.0, -3600.0, -2.0, 3600.0))
     dealt.append(
       Fault(
-        rng.uniform(0.0, until_s),
-        rng.choices(kinds, weights)[0],
-        rng.randrange(learners),
-        notice_s=rng.choice((0.0, 0.1, 0.5, 2.0)),
-        ways=rng.choice((('up',), ('down',), BOTH_WAYS)),
-        jump_s=rng.choice((-3600.0, -3600.0, -2.0, 3600.0)),
+        0,
+        at_s,
+        kind,
+        target or learner,
+        way=way if kind == 'cut_one_way' else '',
+        notice_s=notice_s,
+        jump_s=jump_s,
       )
     )
   return tuple(sorted(dealt, key=lambda fault: fault.at_s))
@@ -386,11 +388,11 @@ def _draw_finish(rng: random.Random, shards: int) -> tuple[Fault, ...]:
     after_s += rng.choice((0.0, 0.05, 0.5, 3.0))
     if shards > 1 and rng.random() < 0.3:
       shard = rng.randrange(1, shards)
-      faults.append(Fault(after_s, 'shard', 0, 0.0, shard))
+      faults.append(Fault(0, after_s, 'kill', shard_name(shard)))
       continue
-    faults.append(Fault(after_s, 'syncer', 0, 0.0))  # It dies,
+    faults.append(Fault(0, after_s, 'kill', SYNCER_NAME))  # It dies,
     if rng.random() < 0.2:
-      faults.append(Fault(after_s, 'lose_disk', 0, 0.0))
+      faults.append(Fault(0, after_s, 'lose_disk', SYNCER_NAME))
     after_s += rng.choice((0.05, 0.5, 2.0))
-    faults.append(Fault(after_s, 'syncer', 0, 0.0))  # and is back.
+    faults.append(Fault(0, after_s, 'kill', SYNCER_NAME))  # and is back.
   return tuple(faults)

@@ -26,7 +26,6 @@ from diloco.simulator.learner_jobs import (
   EncodingJob,
   PullQueue,
   SimulatedStep,
-  offer_of,
   saved_start,
   state_offered,
 )
@@ -183,13 +182,19 @@ class SimulatedLearner:
     self._inner.resume(redoes_step)
 
   @property
+  def in_step(self) -> bool:
+    """True if a step is in progress, or waits for a round at its end."""
+    waits = self.training and self.machine.waiting
+    return not self.gone and (self._inner.running or waits)
+
+  @property
   def _overlaps(self) -> bool:
     return self._cluster.config.overlap_steps > 0
 
   def _step_on(self):
     """Starts the next inner step unless one runs or the loop must wait."""
     idle = self.training and not self._inner.running
-    if not idle or self.machine.waiting or self.gone:
+    if not idle or self.machine.waiting or self.gone or self._cluster.resting:
       return
     self._inner.start(self._cluster.draw_step_s(self.id))
     if self._overlaps:
@@ -225,9 +230,10 @@ class SimulatedLearner:
     """Saves its own checkpoint at a step's end, if due."""
     every = self._cluster.options.checkpoint_steps
     if every is not None and self.steps % every == 0:
-      self._save()
+      self.save()
 
-  def _save(self):
+  def save(self):
+    """Saves its own checkpoint."""
     state = self.machine.snapshot()
     start = saved_start(state, self.contents.base_crcs, self.position)
     self._cluster.saved[self.id] = start, self.contents.save()
@@ -268,7 +274,7 @@ class SimulatedLearner:
         self.position = effect.position
         self._progress = self.machine.global_step
       case learner_events.Save():
-        self._save()
+        self.save()
       case learner_events.Cease():
         self.training = False
       case learner_events.Leave():
@@ -327,7 +333,7 @@ class SimulatedLearner:
     nbytes = self._cluster.wires.offer_bytes(snapshot.fragment)
     payload = Carried(snapshot.handle, 'up', nbytes, 0, data=data)
     self.offers[snapshot.handle] = snapshot.fragment
-    self._cluster.to_syncer(self, offer_of(snapshot, payload))
+    self._cluster.to_syncer(self, snapshot.offer(payload))
 
   def _donate(self, effect: learner_events.DonateState):
     """Offers the host's Θ and the inner state at this boundary."""

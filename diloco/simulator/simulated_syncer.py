@@ -57,6 +57,7 @@ class SimulatedSyncer:
   def __init__(self, cluster, disk: Disk | None):
     self.alive = True
     self.stopped = False
+    self.merging = 0  # Merges that are not published.
     self.disk = disk
     self._cluster = cluster
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
@@ -138,6 +139,11 @@ class SimulatedSyncer:
     key = session, fragment, full
     new = collections.deque(maxlen=most)
     self._offered.setdefault(key, new).append(handle)
+
+  def save(self) -> Disk:
+    """Writes ledger and checkpoint; returns the disk."""
+    self._write_ledger(checkpoint=True)
+    return self.disk
 
   def resume(self):
     """Reads what came while it was stopped."""
@@ -245,6 +251,7 @@ class SimulatedSyncer:
       merged[s.learner] = self._taken.pop(key)
     self._cluster.observer.merging(effect, merged)
     self.contents.merge(effect, merged)
+    self.merging += 1
     order = self._order(effect.fragment)
 
     def done():
@@ -273,6 +280,7 @@ class SimulatedSyncer:
   def _publish(self, effect: syncer_events.Publish):
     """First saves what must not be lost, then tells the others."""
     p = effect.fragment
+    self.merging -= 1
     data = self.contents.publish(p, effect.version)
     self._cluster.observer.theta(p, effect.version, self.crcs[p])
     checkpoint = self._cluster.is_checkpoint(effect.round)

@@ -9,16 +9,159 @@ a bound, so that no process waits for ever.
 import dataclasses
 from collections.abc import Callable, Iterable
 
+from diloco import faults
+from diloco.faults import Fault, number_of
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.invariants import hold
 from diloco.simulator.observer import ClusterObserver
-from diloco.simulator.scenario import THROTTLED, Fault, Scenario, draw
+from diloco.simulator.scenario import SYNCER_NAME, THROTTLED, Scenario, draw
 
 # A violation, or an internal error of a machine.
 TRIPS = AssertionError, AttributeError, LookupError, TypeError, ValueError
 SYMPTOM_CHARS = 200  # For one failure in a list of many.
 END_IN_SIGHT_STEPS = 30  # An end that is further away is not waited for.
 LOOK_S = 1.0  # Interval of the checks of a healed run's progress.
+
+
+class SwarmStage:
+  """A `faults.FaultStage` of a cluster, which repairs what is broken already.
+
+  No fault of a scenario has an end of its own: one that befalls a process that
+  is broken repairs it.
+  """
+
+  NAME = 'swarms'
+
+  def __init__(self, cluster: Cluster):
+    self._cluster = cluster
+
+  def repairs(self, fault: Fault) -> bool:
+    """Repairs the target if it is broken; returns True if there is no more to
+    do.
+    """
+    cluster = self._cluster
+    match fault.kind, fault.target:
+      case 'kill', 'syncer' if not cluster.syncer.alive:
+        cluster.start_syncer()
+      case 'pause', 'syncer' if cluster.syncer.stopped:
+        cluster.resume_syncer()
+      case 'disk', _ if cluster.disk_full:
+        cluster.free_disk()
+      case 'kill', target if target.startswith('shard'):
+        shard = number_of(target)
+        if cluster.others[shard].alive:
+          return False
+        cluster.start_shard(shard)
+      case (('clock' | 'kill_donor'), _):
+        return False  # A clock can be set of a dead one; the donor is alive.
+      case _ if fault.learner is not None:
+        return self._repairs_learner(fault.learner)
+      case _:
+        return False
+    return True
+
+  def _repairs_learner(self, learner: int) -> bool:
+    cluster, process = self._cluster, self._cluster.learners[learner]
+    if process.gone:
+      cluster.start(learner)
+    elif process.stopped:
+      cluster.resume(learner)
+    elif learner in cluster.cut:
+      cluster.heal(learner)
+    elif cluster.is_silent(learner):
+      cluster.speak(learner)
+    else:
+      return False
+    return True
+
+  def kill(self, target: str) -> None:
+    """Kills a process; a later fault starts it again."""
+    if target == SYNCER_NAME:
+      self._cluster.kill_syncer()
+    elif target.startswith('shard'):
+      self._cluster.kill_shard(number_of(target))
+    else:
+      self._cluster.kill(number_of(target))
+
+  def kill_donor(self, target: str) -> None:
+    """Kills whoever gives its state away, if somebody does."""
+    cluster, learner = self._cluster, number_of(target)
+    for m, process in sorted(cluster.learners.items()):
+      asked = process.machine.snapshot().donations
+      if not process.gone and (process.donations or asked):
+        learner = m
+        break
+    if not self._repairs_learner(learner):
+      cluster.kill(learner)
+
+  def pause(self, target: str) -> None:
+    """Stops a process."""
+    if target == SYNCER_NAME:
+      self._cluster.stop_syncer()
+    else:
+      self._cluster.stop(number_of(target))
+
+  def go_on(self, target: str) -> None:
+    """Not called: the next fault of a stopped process resumes it."""
+    raise AssertionError(target)
+
+  def preempt(self, target: str, notice_s: float) -> None:
+    """Tells a learner to leave."""
+    self._cluster.preempt(number_of(target), notice_s)
+
+  def preempt_and_kill(self, target: str, notice_s: float) -> None:
+    """Tells a learner to leave, and kills it if it has not."""
+    self._cluster.preempt(number_of(target), notice_s, kills=True)
+
+  def join(self, target: str) -> None:
+    """Starts the next id, if one is left."""
+    del target
+    learner = len(self._cluster.learners)
+    if learner in self._cluster.timing.step_s:
+      self._cluster.start(learner)
+
+  def cut(self, target: str, ways: tuple[str, ...]) -> None:
+    """Silences a link."""
+    self._cluster.silence(number_of(target), ways)
+
+  def throttle(self, target: str) -> None:
+    """Makes a learner's bytes take longer, or no longer."""
+    throttled = self._cluster.wires.throttled
+    if throttled.pop(number_of(target), None) is None:
+      throttled[number_of(target)] = THROTTLED
+
+  def mend(self, target: str) -> None:
+    """Not called, as `go_on`."""
+    raise AssertionError(target)
+
+  def partition(self, target: str) -> None:
+    """Cuts a learner off."""
+    self._cluster.partition(number_of(target))
+
+  def fill_disk(self, target: str, is_full: bool) -> None:
+    """Fills the syncer's disk."""
+    del target
+    if is_full:
+      self._cluster.fill_disk()
+
+  def lose_disk(self, target: str) -> None:
+    """Deletes a dead syncer's folder."""
+    del target
+    if not self._cluster.syncer.alive:
+      self._cluster.lose_disk()
+
+  def set_clock(self, target: str, jump_s: float) -> None:
+    """Sets a learner's clock, which its next process uses."""
+    learner, clocks_s = number_of(target), self._cluster.clocks_s
+    clocks_s[learner] = clocks_s.get(learner, 0.0) + jump_s
+
+  def spoil(self, target: str, offers: str) -> None:
+    """Makes a learner's offers too long, or unusable."""
+    learner = number_of(target)
+    if offers == 'outliers':
+      self._cluster.spoil(learner, stretch=1000.0)
+    else:
+      self._cluster.spoil(learner, unusable=True)
 
 
 class Swarm:
@@ -40,6 +183,7 @@ class Swarm:
         shards=scenario.shards,
       ),
     )
+    self.stage = SwarmStage(self.cluster)
     self._healed = False
     if scenario.wide is not None:
       self.cluster.partitions = scenario.wide.partitions
@@ -76,89 +220,8 @@ class Swarm:
       self._apply(fault)
 
   def _apply(self, fault: Fault):
-    cluster, learner = self.cluster, fault.learner
-    match fault.kind:
-      case 'syncer':
-        if cluster.syncer.alive:
-          cluster.kill_syncer()
-        else:
-          cluster.start_syncer()
-        return
-      case 'stop_syncer':
-        if cluster.syncer.stopped:
-          cluster.resume_syncer()
-        else:
-          cluster.stop_syncer()
-        return
-      case 'shard':
-        if cluster.others[fault.shard].alive:
-          cluster.kill_shard(fault.shard)
-        else:
-          cluster.start_shard(fault.shard)
-        return
-      case 'fill_disk':
-        if cluster.disk_full:
-          cluster.free_disk()
-        else:
-          cluster.fill_disk()
-        return
-      case 'clock':
-        wrong_s = cluster.clocks_s.get(learner, 0.0)
-        cluster.clocks_s[learner] = wrong_s + fault.jump_s
-        return
-      case 'lose_disk':
-        if not cluster.syncer.alive:
-          cluster.lose_disk()
-        return
-      case 'newcomer':
-        learner = len(cluster.learners)
-        if learner in cluster.timing.step_s:
-          cluster.start(learner)
-        return
-      case 'kill_donor':
-        learner = self._donor(otherwise=learner)
-    process = cluster.learners[learner]
-    if process.gone:
-      cluster.start(learner)
-    elif process.stopped:
-      cluster.resume(learner)
-    elif learner in cluster.cut:
-      cluster.heal(learner)
-    elif cluster.is_silent(learner):
-      cluster.speak(learner)
-    else:
-      self._break(fault, learner)
-
-  def _donor(self, otherwise: int) -> int:
-    for learner, process in sorted(self.cluster.learners.items()):
-      asked = process.machine.snapshot().donations
-      if not process.gone and (process.donations or asked):
-        return learner
-    return otherwise
-
-  def _break(self, fault: Fault, learner: int):
-    cluster = self.cluster
-    match fault.kind:
-      case 'kill' | 'kill_donor':
-        cluster.kill(learner)
-      case 'stop':
-        cluster.stop(learner)
-      case 'partition':
-        cluster.partition(learner)
-      case 'preempt':
-        cluster.preempt(learner, fault.notice_s)
-      case 'short_notice':
-        cluster.preempt(learner, fault.notice_s, kills=True)
-      case 'silence':
-        cluster.silence(learner, fault.ways)
-      case 'throttle':
-        throttled = cluster.wires.throttled
-        if throttled.pop(learner, None) is None:
-          throttled[learner] = THROTTLED
-      case 'outlier':
-        cluster.spoil(learner, stretch=1000.0)
-      case 'unusable':
-        cluster.spoil(learner, unusable=True)
+    if not self.stage.repairs(fault):
+      faults.begin(self.stage, fault)
 
   # The liveness phase -------------------------------------------------------
 

@@ -3,6 +3,8 @@
 
 `python -m diloco.plan --config=… --topology=…`; start with `estimate`.
 
+  planner         a run by arithmetic; free of jax
+  plan_text       the same as text; free of jax
   slices          devices of a slice that is not here
   chip_memory     memory of compiled programs, and between them
   host_memory     memory of hosts, as formulas; free of jax

@@ -23,8 +23,8 @@ PROCESS_BYTES = 4e9
 # Logs, tapes, curves; the container's image, where it is the machine's disk.
 FILES_BYTES = 30e9
 KEPT = 2  # Checkpoints that stay, unless the configuration says otherwise.
-# Side by side: what merges, what decodes, what connects, what saves. Of ten
-# learners, decoding takes longer than merging (`studies/inputs.py`).
+# Side by side: what merges, what decodes, what connects, what saves. With ten
+# learners, contributions are most of a round's work (`host_speeds.json`).
 CPUS = 4
 DECODES_LONGER = 10
 CPUS_OF_MANY = 6

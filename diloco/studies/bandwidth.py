@@ -6,24 +6,19 @@
 import dataclasses
 import functools
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
 from diloco.config.simulation import SimulationConfig
-from diloco.fleets import fleet, traffic
-from diloco.fleets.failures import FaultEvents
-from diloco.fleets.traffic import (
-  TOLERANCE,
-  bandwidth_gbps,
-  bytes_per_value,
-  fragment_shares,
-)
+from diloco.fleets import traffic
+from diloco.fleets.fleet import FleetResult
 from diloco.metrics.run_progress import counted
-from diloco.pages.parts import Cell, Chart, Column, Line, ReportPage, Table
+from diloco.numerics.codec import bytes_per_value
+from diloco.pages.parts import Chart, Column, Line, ReportPage, Table
 from diloco.simulator.network import SYNCER
-from diloco.studies.inputs import fleet_of, network_of
+from diloco.studies import inputs, tables
+from diloco.studies.tables import Field, Record
 
 BF16_BYTES = 2.0
 FOUR_BITS_BYTES = 0.5  # As the paper counts int4: no scales.
@@ -39,27 +34,17 @@ PAPER_GBPS = {
 PAPER_UTILISATION = 0.9
 PAPER_MODEL = (5e9, 0.245)  # Parameters, and the share of the embedding.
 PAPER_PROTOCOL = (24, 24, 2)  # P, H, τ.
-SIMULATED_POINTS = 24  # Of a line in a chart.
-FORM_POINTS = 120
+CURVE_POINTS = 120
 CHART_FROM, CHART_TO = 0.2, 0.99  # Utilisations that a chart must show.
-
-
-# The traffic of each system on a link between data centres.
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """One system on one link."""
+  """One system on a link between data centres."""
 
   name: str  # Name of its row and its line.
   decoupled: bool  # True for Decoupled DiLoCo.
-  cycle: traffic.Cycle  # Its traffic.
-  form: traffic.Bursts | traffic.Stream  # Its closed form.
-  step_s: float  # T.
-
-  def utilisation(self, gbps: float, steps: int) -> float:
-    """Simulated, over so many steps."""
-    return traffic.utilisation(self.cycle, self.step_s, gbps, steps)
+  form: traffic.Bursts | traffic.Stream
 
 
 def methods(
@@ -82,60 +67,52 @@ def methods(
   )
   embedding = config.network.embedding_share
   one_way = values / 2
-  streaming = functools.partial(_streaming, config, step_s)
   own = codec.up if codec.up == codec.down else f'{codec.up}/{codec.down}'
+  streaming = functools.partial(_streaming, config, step_s)
   return (
+    Method(DATA_PARALLEL, False, traffic.Bursts(bf16, step_s, buckets)),
+    Method('DiLoCo bf16', False, traffic.Bursts(bf16, step_s, buckets, every)),
+    Method('streaming DiLoCo bf16', False, streaming(bf16)),
     Method(
-      DATA_PARALLEL,
+      'streaming DiLoCo 4-bit',
       False,
-      traffic.data_parallel(bf16, step_s, buckets),
-      traffic.Bursts(bf16, step_s, buckets),
-      step_s,
+      streaming(_gbit(values, FOUR_BITS_BYTES)),
     ),
     Method(
-      'DiLoCo bf16',
-      False,
-      traffic.diloco(bf16, step_s, buckets, every),
-      traffic.Bursts(bf16, step_s, buckets, every),
-      step_s,
+      'Decoupled DiLoCo bf16',
+      True,
+      streaming(_gbit(one_way, BF16_BYTES), embedding),
     ),
-    streaming('streaming DiLoCo bf16', False, bf16),
-    streaming('streaming DiLoCo 4-bit', False, _gbit(values, FOUR_BITS_BYTES)),
-    streaming(
-      'Decoupled DiLoCo bf16', True, _gbit(one_way, BF16_BYTES), embedding
+    Method(
+      'Decoupled DiLoCo 4-bit',
+      True,
+      streaming(_gbit(one_way, FOUR_BITS_BYTES), embedding),
     ),
-    streaming(
-      'Decoupled DiLoCo 4-bit', True, _gbit(one_way, FOUR_BITS_BYTES), embedding
-    ),
-    streaming(
-      f'Decoupled DiLoCo {own}, as here', True, _gbit(one_way, own_bytes)
+    Method(
+      f'Decoupled DiLoCo {own}, as here',
+      True,
+      streaming(_gbit(one_way, own_bytes)),
     ),
   )
 
 
 def _streaming(
-  config: SimulationConfig,
-  step_s: float,
-  name: str,
-  decoupled: bool,
-  gbit: float,
-  embedding: float = 0.0,
-) -> Method:
-  """Returns a method that sends a model of `gbit` fragment by fragment.
+  config: SimulationConfig, step_s: float, gbit: float, embedding: float = 0.0
+) -> traffic.Stream:
+  """Returns the form of a model of `gbit` that is sent by fragments.
 
   Args:
     embedding: share of an embedding fragment; 0: all are equal.
   """
   protocol = config.protocol
-  fragments, every = protocol.fragments, protocol.sync_every_steps
-  sizes = [gbit * share for share in fragment_shares(fragments, embedding)]
-  overlap = protocol.overlap_steps
-  return Method(
-    name,
-    decoupled,
-    traffic.streaming(sizes, step_s, every, overlap),
-    traffic.Stream(sizes[0], sizes[-1], fragments, step_s, every, overlap),
+  shares = traffic.fragment_shares(protocol.fragments, embedding)
+  return traffic.Stream(
+    gbit * shares[0],
+    gbit * shares[-1],
+    protocol.fragments,
     step_s,
+    protocol.sync_every_steps,
+    protocol.overlap_steps,
   )
 
 
@@ -143,113 +120,54 @@ def _gbit(values: float, nbytes: float) -> float:
   return 8 * values * nbytes / 1e9
 
 
-# The real protocol machines on narrow links: what suffers is the pace.
-
-
-def table(config: SimulationConfig, say: Callable[[str], None]) -> Table:
-  """Pace, staleness and traffic of every codec at every bandwidth."""
-  rows = []
-  codecs = dict.fromkeys(('bf16', config.codec.up))
-  cells = list(itertools.product(codecs, config.study.gbps))
-  for codec, gbps in counted(cells, say, lambda x: f'{x[0]}, {x[1]:g} Gbit/s'):
-    own = codec == config.codec.up
-    down = config.codec.down if own else codec
-    changed = dataclasses.replace(
-      config, codec=dataclasses.replace(config.codec, up=codec, down=down)
-    )
-    rows.append(_row(changed, gbps))
-  network = config.network
-  return Table(
-    'bandwidth_machines',
-    f'The real machines: {config.protocol.learners} learners in '
-    f'{network.datacentres} data centres, T = {config.fleet.step_s:g} s',
-    (
-      Column('codec'),
-      Column('Gbit/s', 2),
-      Column('pace %', 1, spread='pace spread'),
-      Column('pace spread', 1, hidden=True),
-      Column('stepping %', 1),
-      Column('merged in %', 1),
-      Column('versions behind', 2),
-      Column('mean Gbit/s', 2),
-      Column('peak Gbit/s', 2),
-    ),
-    tuple(rows),
-    notes=(
-      'pace: rounds closed per round that steps made due; stepping: share of '
-      'the time.',
-      'merged in: rounds that took a learner in, versions behind: of its base; '
-      'means.',
-      "mean and peak: busiest direction of a learner's link; the peak is over "
-      'one step.',
-      'Whoever misses an update fetches the whole fragment in f32.',
-    ),
-  )
-
-
-def _row(config: SimulationConfig, gbps: float) -> tuple:
-  """Means over the seeds."""
-  network = dataclasses.replace(network_of(config), learner_bps=1e9 * gbps)
-  protocol = config.protocol
-  until_s = CYCLES * protocol.sync_every_steps * config.fleet.step_s
-  outcomes = [
-    fleet.run(
-      protocol,
-      fleet_of(config, protocol.learners),
-      network,
-      FaultEvents(),
-      seed,
-      until_s,
-    )
-    for seed in range(config.seed, config.seed + config.study.seeds)
-  ]
-  paces = [100 * outcome.pace for outcome in outcomes]
-  return (
-    config.codec.up,
-    gbps,
-    statistics.fmean(paces),
-    statistics.stdev(paces) if len(paces) > 1 else 0.0,
-    statistics.fmean(100 * outcome.goodput for outcome in outcomes),
-    100 * _over_learners(outcomes, fleet.FleetResult.participation),
-    _over_learners(outcomes, fleet.FleetResult.staleness),
-    statistics.fmean(_busiest(o, lambda use: use.mean_bps) for o in outcomes),
-    statistics.fmean(_busiest(o, lambda use: use.peak_bps) for o in outcomes),
-  )
-
-
-def _over_learners(outcomes, figure) -> float:
-  return statistics.fmean(figure(o, m) for o in outcomes for m in o.learners)
-
-
-def _busiest(outcome: fleet.FleetResult, bps) -> float:
-  """Gbit/s of the learners' busiest link, one way; 0 where none is used."""
-  used = [bps(use) for use in outcome.links if use.process != SYNCER]
-  return max(used, default=0.0) / 1e9
-
-
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Returns one table and one chart per D and T; factors; the real machines."""
-  study = config.study
-  tables, charts, factors = [], [], []
-  for datacentres in study.datacentres:
-    for step_s in study.steps_s:
-      setting = f'D = {datacentres}, T = {step_s:g} s'
-      rows = methods(config, datacentres, step_s)
-      found = {m.name: _needs(m, config) for m in rows}
-      tables.append(_table(config, rows, found, datacentres, step_s))
-      charts.append(_chart(config, rows, datacentres, step_s))
-      factors += _factor_rows(setting, rows, found)
+  found, charts, factors = [], [], []
+  for datacentres, step_s in itertools.product(
+    config.study.datacentres, config.study.steps_s
+  ):
+    every = methods(config, datacentres, step_s)
+    found.append(_table(config, every, datacentres, step_s))
+    charts.append(_chart(every, datacentres, step_s))
+    alone = every[0].form
+    factors += [
+      (
+        {'setting': f'D = {datacentres}, T = {step_s:g} s', 'system': x.name},
+        [
+          {
+            _percent(u): alone.gbps(u) / gbps
+            if (gbps := x.form.gbps(u))
+            else None
+            for u in config.study.utilisations
+          }
+        ],
+      )
+      for x in every
+      if x.decoupled
+    ]
+  factor_table = tables.table(
+    'bandwidth_factors',
+    "Data-parallel's bandwidth over Decoupled DiLoCo's",
+    (
+      Field('setting'),
+      Field('system'),
+      *(
+        Field(f'{_percent(u)} factor', _percent(u), 0)
+        for u in config.study.utilisations
+      ),
+    ),
+    factors,
+    (
+      "The paper's: 104 / 1.7 = 61 and 104 / 0.43 = 242 for D = 2, "
+      '198 / 0.84 = 236 for D = 8.',
+    ),
+  )
   return ReportPage(
     config.name,
     'Bandwidth for a compute utilisation',
     'python -m diloco.simulate --config=experiments/bandwidth.py',
     _paragraphs(config),
-    (
-      *tables,
-      _factor_table(config, factors),
-      table(config, say),
-      *charts,
-    ),
+    (*found, factor_table, machines(config, say), *charts),
   )
 
 
@@ -259,79 +177,35 @@ def shown(gbps: float) -> str:
   return f'{gbps:.{digits}f}'
 
 
-def _needs(method: Method, config: SimulationConfig) -> list[float]:
-  """Simulated Gbit/s for each utilisation."""
-  steps = config.study.steps
-  return [
-    bandwidth_gbps(lambda gbps: method.utilisation(gbps, steps), wanted)
-    for wanted in config.study.utilisations
-  ]
+def _percent(utilisation: float) -> str:
+  return f'{100 * utilisation:g} %'
 
 
-# Tables ----------------------------------------------------------------------
-
-
-def _table(config, rows, found, datacentres: int, step_s: float) -> Table:
-  lines = []
-  for method in rows:
-    forms = [method.form.gbps(u) for u in config.study.utilisations]
-    lines.append((method.name, 'simulated', found[method.name]))
-    lines.append((method.name, 'closed form', forms))
-    if _is_the_papers(config, datacentres, step_s):
-      published = PAPER_GBPS.get(method.name)
-      at = [
-        published if u == PAPER_UTILISATION else None
-        for u in config.study.utilisations
+def _table(
+  config: SimulationConfig, every, datacentres: int, step_s: float
+) -> Table:
+  """Each bandwidth is displayed with few digits, and in files with all."""
+  shares, lines, columns = config.study.utilisations, [], []
+  for method in every:
+    figures = {'closed form': [method.form.gbps(u) for u in shares]}
+    published = PAPER_GBPS.get(method.name)
+    if published and _is_the_papers(config, datacentres, step_s):
+      figures['paper'] = [
+        published if u == PAPER_UTILISATION else None for u in shares
       ]
-      lines += [(method.name, 'paper', at)] * any(at)
+    for by, each in figures.items():
+      pairs = ((None if x is None else shown(x), x) for x in each)
+      lines.append((method.name, by, *itertools.chain(*pairs)))
+  for u in shares:
+    columns.append(Column(_percent(u)))
+    columns.append(Column(f'{_percent(u)} Gbit/s', 4, hidden=True))
   return Table(
     f'bandwidth_{datacentres}_{step_s:g}',
     f'Gbit/s for a utilisation: {config.network.params / 1e9:g} B parameters, '
     f'D = {datacentres}, T = {step_s:g} s',
-    (Column('system'), Column('figure'), *_columns(config, 'Gbit/s')),
-    tuple((name, figure, *_cells(at, shown)) for name, figure, at in lines),
-    notes=(
-      f'Simulated: bisection to ±{100 * TOLERANCE:g} % of utilisation; the '
-      'closed form is exact.',
-    ),
+    (Column('system'), Column('figure'), *columns),
+    tuple(lines),
   )
-
-
-def _factor_rows(setting: str, rows, found) -> Iterator[tuple]:
-  """Yields the factors by which data-parallel needs more bandwidth."""
-  for method in rows:
-    if method.decoupled:
-      pairs = zip(found[DATA_PARALLEL], found[method.name])
-      yield setting, method.name, [a / b if b else None for a, b in pairs]
-
-
-def _factor_table(config: SimulationConfig, rows) -> Table:
-  return Table(
-    'bandwidth_factors',
-    "Data-parallel's bandwidth over Decoupled DiLoCo's, simulated",
-    (Column('setting'), Column('system'), *_columns(config, 'factor')),
-    tuple(
-      (setting, name, *_cells(factors, lambda x: f'{x:.0f}'))
-      for setting, name, factors in rows
-    ),
-    notes=(
-      "The paper's: 104 / 1.7 = 61 and 104 / 0.43 = 242 for D = 2, "
-      '198 / 0.84 = 236 for D = 8.',
-    ),
-  )
-
-
-def _columns(config: SimulationConfig, unit: str) -> Iterator[Column]:
-  """Yields a column to display and a hidden one with the number, for files."""
-  for utilisation in config.study.utilisations:
-    yield Column(f'{100 * utilisation:g} %')
-    yield Column(f'{100 * utilisation:g} % {unit}', 4, hidden=True)
-
-
-def _cells(figures, show: Callable[[float], str]) -> Iterator[Cell]:
-  for figure in figures:
-    yield None if figure is None else show(figure)
-    yield figure
 
 
 def _is_the_papers(
@@ -344,49 +218,116 @@ def _is_the_papers(
     protocol.overlap_steps,
   )
   model = network.params, network.embedding_share
-  return (datacentres, step_s, model, timing) == (
-    2,
-    1.0,
-    PAPER_MODEL,
-    PAPER_PROTOCOL,
+  given = datacentres, step_s, model, timing
+  return given == (2, 1.0, PAPER_MODEL, PAPER_PROTOCOL)
+
+
+# The real protocol machines on narrow links: what suffers is the pace.
+
+
+def machines(config: SimulationConfig, say: Callable[[str], None]) -> Table:
+  """Pace, staleness and traffic of every codec at every bandwidth."""
+  codecs = dict.fromkeys(('bf16', config.codec.up))
+  cells = list(itertools.product(codecs, config.study.gbps))
+  rows = []
+  for codec, gbps in counted(cells, say, lambda x: f'{x[0]}, {x[1]:g} Gbit/s'):
+    down = config.codec.down if codec == config.codec.up else codec
+    changed = dataclasses.replace(
+      config,
+      codec=dataclasses.replace(config.codec, up=codec, down=down),
+      network=dataclasses.replace(config.network, learner_gbps=gbps),
+    )
+    rows.append(({'codec': codec, 'Gbit/s': gbps}, _runs(changed)))
+  network = config.network
+  return tables.table(
+    'bandwidth_machines',
+    f'The real machines: {config.protocol.learners} learners in '
+    f'{network.datacentres} data centres, T = {config.fleet.step_s:g} s',
+    (
+      Field('codec'),
+      Field('Gbit/s', digits=2),
+      Field('pace %', 'pace', factor=100, spread=True),
+      Field('stepping %', 'goodput', factor=100),
+      Field('merged in %', 'participation', factor=100),
+      Field('versions behind', 'versions_behind', 2),
+      Field('mean Gbit/s', 'busiest_mean', 2),
+      Field('peak Gbit/s', 'busiest_peak', 2),
+    ),
+    rows,
+    (
+      'pace: rounds closed per round that steps made due; stepping: share of '
+      'the time.',
+      'merged in: rounds that took a learner in, versions behind: of its base; '
+      'means.',
+      "mean and peak: busiest direction of a learner's link; the peak is over "
+      'one step.',
+      'Whoever misses an update fetches the whole fragment in f32.',
+    ),
   )
 
 
-# Pictures and prose ----------------------------------------------------------
+def _runs(config: SimulationConfig) -> list[Record]:
+  """Returns the record of each seed."""
+  until_s = CYCLES * config.protocol.sync_every_steps * config.fleet.step_s
+  outcomes = (
+    inputs.decoupled(config, seed, until_s)
+    for seed in range(config.seed, config.seed + config.study.seeds)
+  )
+  return [
+    o.record()
+    | {
+      'versions_behind': statistics.fmean(map(o.staleness, o.learners)),
+      'busiest_mean': _busiest(o, lambda use: use.mean_bps),
+      'busiest_peak': _busiest(o, lambda use: use.peak_bps),
+    }
+    for o in outcomes
+  ]
 
 
-def _chart(config, rows, datacentres: int, step_s: float) -> Chart:
-  drawn = [m for m in rows if m.form.gbps(0.5) > 0]  # Not where D = 1.
-  lines = []
-  if drawn:
-    low = min(m.form.gbps(CHART_FROM) for m in drawn)
-    high = max(m.form.gbps(CHART_TO) for m in drawn)
-    points = np.geomspace(low, high, SIMULATED_POINTS).tolist()
-    dense = np.geomspace(low, high, FORM_POINTS).tolist()
-    steps = config.study.steps
-    for group, method in enumerate(drawn):
-      at = tuple(100 * method.utilisation(gbps, steps) for gbps in points)
-      form = tuple(100 * method.form.utilisation(gbps) for gbps in dense)
-      lines += [
-        Line(method.name, 'simulated', tuple(points), at, group=group),
-        Line(method.name, 'closed form', tuple(dense), form, group=group),
-      ]
-  return Chart(
+def _busiest(outcome: FleetResult, bps) -> float:
+  """Gbit/s of the learners' busiest link, one way; 0 where none is used."""
+  used = [bps(use) for use in outcome.links if use.process != SYNCER]
+  return max(used, default=0.0) / 1e9
+
+
+def _chart(every, datacentres: int, step_s: float) -> Chart:
+  return chart(
+    [method for method in every if method.form.gbps(0.5) > 0],  # Where D > 1.
     f'utilisation_{datacentres}_{step_s:g}',
     f'Utilisation against bandwidth, D = {datacentres}, T = {step_s:g} s',
+  )
+
+
+def chart(every, name: str, title: str) -> Chart:
+  """Returns the utilisation of methods against the bandwidth."""
+  return Chart(
+    name,
+    title,
     'Gbit/s between data centres',
     'compute utilisation, %',
-    tuple(lines),
+    tuple(_lines(every)) if every else (),
     log_x=True,
     y_range=(0.0, 102.0),
   )
+
+
+def _lines(every) -> Iterator[Line]:
+  low = math.log(min(m.form.gbps(CHART_FROM) for m in every))
+  high = math.log(max(m.form.gbps(CHART_TO) for m in every))
+  xs = tuple(
+    math.exp(low + (high - low) * i / (CURVE_POINTS - 1))
+    for i in range(CURVE_POINTS)
+  )
+  for group, method in enumerate(every):
+    ys = tuple(100 * method.form.utilisation(gbps) for gbps in xs)
+    yield Line(method.name, 'closed form', xs, ys, group=group)
 
 
 def _paragraphs(config: SimulationConfig) -> tuple[str, ...]:
   protocol, network = config.protocol, config.network
   return (
     f'The link is that of a public simulator by the first author of the '
-    'paper: a step of T has a third of forward and '
+    'paper, in closed form: a step of T has a third of forward and '
     f'two thirds of backward, which releases {config.study.buckets} equal '
     'buckets; one link, first in first out, no latency. Data-parallel and the '
     'DiLoCos in lock-step send 2(1 - 1/D) of the model; '

@@ -1,52 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learners of unequal speed under different quorums (the paper's Table 5)."""
 
-import dataclasses
 import itertools
-import random
 from collections.abc import Callable, Sequence
 
 from diloco.config.simulation import SimulationConfig
-from diloco.fleets import fleet, synchronous
-from diloco.fleets.failures import FaultEvents
+from diloco.fleets import synchronous
 from diloco.fleets.fleet import FleetResult
-from diloco.fleets.speeds import Speeds
 from diloco.metrics.run_progress import counted
-from diloco.pages.parts import (
-  Cell,
-  Chart,
-  Column,
-  Line,
-  ReportPage,
-  Table,
-  Timeline,
-)
+from diloco.pages.parts import Chart, Line, ReportPage, Table
 from diloco.protocol.config import ProtocolConfig
-from diloco.studies import inputs, lanes
+from diloco.studies import inputs, lanes, tables
+from diloco.studies.tables import Field, Record
 
 LOCKSTEP = 'streaming DiLoCo'  # A row for comparison: one program, M groups.
-COLUMNS = (
-  Column('setting'),
-  Column('pace %', spread='pace spread'),
-  Column('pace spread', hidden=True),
-  Column('closed form', 0),
-  Column('paper', 0),
-  Column('stepping %'),
-  Column('merged fast %', 0),
-  Column('merged slow %', 0),
-  Column('merged %', 0, spread='merged spread'),
-  Column('merged spread', hidden=True),
-  Column('staleness', 2),
-  Column('rounds per hour', 0),
-  Column('grace s', 2),
+FIELDS = (
+  Field('setting'),
+  Field('pace %', 'pace', factor=100, spread=True),
+  Field('closed form', digits=0),
+  Field('paper', digits=0),
+  Field('stepping %', 'goodput', factor=100),
+  Field('merged fast %', 'merged_fast', 0, 100),
+  Field('merged slow %', 'merged_slow', 0, 100),
+  Field('merged %', 'participation', 0, 100, spread=True),
+  Field('staleness', 'staleness', 2),
+  Field('rounds per hour', 'merges_per_hour', 0),
+  Field('grace s', 'grace_s', 2),
 )
 
 
-# The runs of the study of learners of unequal speed.
-
-
-def protocol_of(setting: str, config: ProtocolConfig) -> ProtocolConfig:
-  """The protocol of one setting.
+def protocol_of(setting: str, config: ProtocolConfig) -> dict[str, object]:
+  """Returns what a setting changes in the protocol.
 
   Args:
     setting: of `HeterogeneousStudy.SETTINGS`: a quorum, then what it has. The
@@ -54,12 +38,11 @@ def protocol_of(setting: str, config: ProtocolConfig) -> ProtocolConfig:
       'fresh', unless 'latest' stands there.
   """
   quorum, *has = setting.split()
-  return dataclasses.replace(
-    config,
-    quorum=config.learners if quorum == 'K=M' else 1,
-    grace_cap_steps=config.grace_cap_steps if 'grace' in has else 0.0,
-    admission='latest' if 'latest' in has else 'fresh',
-  )
+  return {
+    'quorum': config.learners if quorum == 'K=M' else 1,
+    'grace_cap_steps': config.grace_cap_steps if 'grace' in has else 0.0,
+    'admission': 'latest' if 'latest' in has else 'fresh',
+  }
 
 
 def fast(config: SimulationConfig) -> range:
@@ -70,95 +53,123 @@ def slow(config: SimulationConfig) -> range:
   return range(fast(config).stop, config.protocol.learners)
 
 
-def run(config: SimulationConfig, setting: str, i: int) -> fleet.FleetResult:
+def run(config: SimulationConfig, setting: str, i: int) -> FleetResult:
   """The i-th run of a setting; the first keeps what a timeline shows."""
-  return fleet.run(
-    protocol_of(setting, config.protocol),
-    inputs.fleet_of(config, config.protocol.learners),
-    inputs.network_of(config),
-    FaultEvents(),
+  return inputs.decoupled(
+    config,
     config.seed + i,
-    until_s=config.study.steps * config.fleet.step_s,
+    config.study.steps * config.fleet.step_s,
     timeline_s=config.study.timeline_s if i == 0 else 0.0,
+    **protocol_of(setting, config.protocol),
   )
 
 
-def run_in_lockstep(
-  config: SimulationConfig, i: int
-) -> synchronous.SynchronousResult:
-  """Streaming DiLoCo on the same fleet: one program, M groups."""
-  fleet, groups = config.fleet, config.protocol.learners
-  steps_s = inputs.fleet_of(config, groups).step_s
-  return synchronous.run(
+def record_of(config: SimulationConfig, outcome: FleetResult) -> Record:
+  """Returns the figures of a run, with the share of rounds of either kind."""
+
+  def merged(learners: Sequence[int]) -> float | None:
+    if not learners:
+      return None
+    return sum(map(outcome.participation, learners)) / len(learners)
+
+  return outcome.record() | {
+    'merged_fast': merged(fast(config)),
+    'merged_slow': merged(slow(config)),
+  }
+
+
+def run_in_lockstep(config: SimulationConfig, i: int) -> Record:
+  """Streaming DiLoCo on the same fleet: all take part in every round."""
+  protocol, groups = config.protocol, config.protocol.learners
+  done = synchronous.run(
     [()] * groups,
-    [
-      Speeds(
-        step_s,
-        fleet.jitter,
-        fleet.drift,
-        random.Random(f'steps of {group}, seed {config.seed + i}'),
-      )
-      for group, step_s in enumerate(steps_s)
-    ],
-    config.study.steps * fleet.step_s,
+    inputs.lockstep_speeds(config, groups, config.seed + i),
+    config.study.steps * config.fleet.step_s,
     inputs.exchange_of(config, True, groups),
   )
+  steps = min(group.steps for group in done.groups)
+  fastest_s = min(inputs.fleet_of(config, groups).step_s)
+  return {
+    'pace': steps * fastest_s / done.until_s,
+    'goodput': done.goodput,
+    'merged_fast': 1.0 if fast(config) else None,
+    'merged_slow': 1.0 if slow(config) else None,
+    'participation': 1.0,
+    'staleness': 0.0,
+    'merges_per_hour': 3600 * steps / done.until_s / protocol.spacing_steps,
+  }
 
 
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Runs every setting with every seed."""
-  study = config.study
+  study, fleet, protocol = config.study, config.fleet, config.protocol
   runs = list(itertools.product(study.settings, range(study.seeds)))
-  outcomes = {}
+  outcomes: dict[str, list[FleetResult]] = {}
   for setting, i in counted(runs, say, lambda run: f'{run[0]}, seed {run[1]}'):
     outcomes.setdefault(setting, []).append(run(config, setting, i))
-  waiting = [run_in_lockstep(config, i) for i in range(study.seeds)]  # Cheap.
+  records = {
+    setting: [record_of(config, each) for each in several]
+    for setting, several in outcomes.items()
+  }
+  names = [
+    f'learner {m}' + (', slow' if m in slow(config) else '')
+    for m in range(protocol.learners)
+  ]
+  until_s = min(study.timeline_s, study.steps * fleet.step_s)
   return ReportPage(
     name=config.name,
     title='Learners of unequal speed: what quorum, grace and admission do',
     command='python -m diloco.simulate --config=experiments/heterogeneous.py',
-    paragraphs=_paragraphs(config),
+    paragraphs=(
+      f'{protocol.learners} learners, of which {fleet.slow_learners} are '
+      f'{fleet.slow_gap:.0%} slower; the length of a step varies by '
+      f'{fleet.jitter:.0%} (standard deviation). P = {protocol.fragments}, '
+      f'H = {protocol.sync_every_steps}, τ = {protocol.overlap_steps}, '
+      f'{study.steps} steps of {fleet.step_s:g} s.',
+      'The syncer and the learners are the state machines of a real run, under '
+      'a simulated clock. K=M waits for everybody at every round, K=1 for '
+      'nobody. A grace window is time that nobody waits for. Admission is '
+      "'fresh' (only who has made this round's step, the paper's reading) "
+      "unless 'latest' stands there (the newest offer of everybody).",
+    ),
     parts=(
-      _table(config, outcomes, waiting),
-      _chart(outcomes),
-      *_timelines(config, outcomes),
+      _table(config, records),
+      _chart(records),
+      *(
+        lanes.timeline(
+          'timeline_' + setting.lower().replace('=', '').replace(' ', '_'),
+          f'{setting}: the first {until_s:.0f} s',
+          several[0],
+          names,
+          until_s,
+          notes=(f'Seed {config.seed}.',),
+        )
+        for setting, several in outcomes.items()
+      ),
     ),
   )
 
 
-def _table(
-  config: SimulationConfig,
-  outcomes: dict,
-  waiting: list[synchronous.SynchronousResult],
-) -> Table:
+def _table(config: SimulationConfig, records: dict) -> Table:
+  steps_s = sorted(inputs.fleet_of(config, config.protocol.learners).step_s)
   rows = []
-  for setting, several in outcomes.items():
-    paces = [100 * outcome.pace for outcome in several]
-    merged = [_merged(outcome, outcome.learners) for outcome in several]
-    rows.append(
-      (
-        setting,
-        inputs.mean(paces),
-        inputs.spread(paces),
-        _even_pace(config, setting),
-        inputs.HETEROGENEOUS.get(setting),
-        inputs.mean([100 * outcome.goodput for outcome in several]),
-        _mean_merged(several, fast(config)),
-        _mean_merged(several, slow(config)),
-        inputs.mean(merged),
-        inputs.spread(merged),
-        inputs.mean([_staleness(outcome) for outcome in several]),
-        inputs.mean([outcome.merges_per_hour for outcome in several]),
-        inputs.mean([outcome.grace_s for outcome in several]),
-      )
-    )
-  rows.append(_lockstep_row(config, waiting))
-  return Table(
+  for setting, runs in records.items():
+    quorum = protocol_of(setting, config.protocol)['quorum']
+    labels = {
+      'setting': setting,
+      'closed form': 100 * steps_s[0] / steps_s[quorum - 1],
+      'paper': inputs.HETEROGENEOUS.get(setting),
+    }
+    rows.append((labels, runs))
+  waiting = [run_in_lockstep(config, i) for i in range(config.study.seeds)]
+  slowest = 100 * steps_s[0] / steps_s[-1]
+  rows.append(({'setting': LOCKSTEP, 'closed form': slowest}, waiting))
+  return tables.table(
     'heterogeneous',
     'Settings of the protocol',
-    COLUMNS,
-    tuple(rows),
-    notes=(
+    FIELDS,
+    rows,
+    (
       'pace: rounds closed, of those that the steps of the fastest learner '
       'make due; what Table 5 of the paper calls goodput. Above 100 where '
       'several learners take turns at being the fastest.',
@@ -172,133 +183,32 @@ def _table(
       'fast ones, a slow one makes a step for '
       f'{1 - config.fleet.slow_gap:.0%} of them.',
       'staleness: versions that the base of a merged offer was behind, mean.',
-      inputs.said(config.study.seeds),
+      tables.over(config.study.seeds),
     ),
   )
 
 
-def _lockstep_row(
-  config: SimulationConfig, waiting: list[synchronous.SynchronousResult]
-) -> tuple[Cell, ...]:
-  """All take part in every round, and wait for it."""
-  protocol = config.protocol
-  steps_s = inputs.fleet_of(config, protocol.learners).step_s
-  steps = [min(group.steps for group in o.groups) for o in waiting]
-  due = config.study.steps * config.fleet.step_s / min(steps_s)
-  paces = [100 * made / due for made in steps]
-  rounds_per_s = (
-    inputs.mean([made / o.until_s for made, o in zip(steps, waiting)])
-    / protocol.spacing_steps
-  )
-  return (
-    LOCKSTEP,
-    inputs.mean(paces),
-    inputs.spread(paces),
-    100 * min(steps_s) / max(steps_s),
-    None,
-    inputs.mean([100 * outcome.goodput for outcome in waiting]),
-    100.0 if fast(config) else None,
-    100.0 if slow(config) else None,
-    100.0,
-    None,
-    0.0,
-    3600 * rounds_per_s,
-    None,
-  )
-
-
-def _chart(outcomes: dict) -> Chart:
+def _chart(records: dict) -> Chart:
   """Each setting as a point: how fast rounds close, and with how many."""
-  lines = []
-  for group, (setting, several) in enumerate(outcomes.items()):
-    paces = [100 * outcome.pace for outcome in several]
-    merged = [_merged(outcome, outcome.learners) for outcome in several]
-    lines.append(
-      Line(
-        setting,
-        'simulated',
-        (inputs.mean(merged),),
-        (inputs.mean(paces),),
-        (inputs.spread(paces) or 0.0,),
-        group,
-      )
-    )
   return Chart(
     'pace_and_participation',
     'Pace against participation',
     'participation (% of learners merged in a round)',
     'pace (% of the fastest learner)',
-    tuple(lines),
+    tuple(
+      Line(
+        setting,
+        'simulated',
+        (100 * tables.mean(runs, 'participation'),),
+        (100 * tables.mean(runs, 'pace'),),
+        (100 * (tables.spread(runs, 'pace') or 0.0),),
+        group,
+      )
+      for group, (setting, runs) in enumerate(records.items())
+    ),
     x_range=(0.0, 105.0),
     y_range=(60.0, 105.0),
     notes=(
       'Best is the upper right corner: nobody waits, nobody is left out.',
     ),
   )
-
-
-def _timelines(config: SimulationConfig, outcomes: dict) -> list[Timeline]:
-  fast_learners = fast(config)
-  names = [
-    f'learner {m}' if m in fast_learners else f'learner {m}, slow'
-    for m in range(config.protocol.learners)
-  ]
-  until_s = min(
-    config.study.timeline_s, config.study.steps * config.fleet.step_s
-  )
-  return [
-    lanes.timeline(
-      'timeline_' + setting.lower().replace('=', '').replace(' ', '_'),
-      f'{setting}: the first {until_s:.0f} s',
-      several[0],
-      names,
-      until_s,
-      notes=(f'Seed {config.seed}.',),
-    )
-    for setting, several in outcomes.items()
-  ]
-
-
-def _paragraphs(config: SimulationConfig) -> tuple[str, ...]:
-  fleet, protocol = config.fleet, config.protocol
-  return (
-    f'{protocol.learners} learners, of which {fleet.slow_learners} are '
-    f'{fleet.slow_gap:.0%} slower; the length of a step varies by '
-    f'{fleet.jitter:.0%} (standard deviation). P = {protocol.fragments}, '
-    f'H = {protocol.sync_every_steps}, τ = {protocol.overlap_steps}, '
-    f'{config.study.steps} steps of {fleet.step_s:g} s.',
-    'The syncer and the learners are the state machines of a real run, under '
-    'a simulated clock. K=M waits for everybody at every round, K=1 for '
-    'nobody. A grace window is time that nobody waits for. Admission is '
-    "'fresh' (only who has made this round's step, the paper's reading) unless "
-    "'latest' stands there (the newest offer of everybody).",
-  )
-
-
-def _even_pace(config: SimulationConfig, setting: str) -> float:
-  """The K-th fastest learner's speed in % of the fastest's, without jitter."""
-  quorum = protocol_of(setting, config.protocol).quorum
-  fleet = inputs.fleet_of(config, config.protocol.learners)
-  steps_s = sorted(fleet.step_s)
-  return 100 * steps_s[0] / steps_s[quorum - 1]
-
-
-def _mean_merged(
-  several: Sequence[FleetResult], learners: Sequence[int]
-) -> float | None:
-  """Returns the mean participation; None if there are no such learners."""
-  if not learners:
-    return None
-  return inputs.mean([_merged(outcome, learners) for outcome in several])
-
-
-def _merged(outcome: FleetResult, learners: Sequence[int]) -> float:
-  """Mean participation of some learners, in %."""
-  return inputs.mean([100 * outcome.participation(m) for m in learners])
-
-
-def _staleness(outcome: FleetResult) -> float:
-  """Mean over everything that was merged."""
-  counts = outcome.learners.values()
-  merged = sum(count.merged for count in counts)
-  return sum(count.staleness for count in counts) / merged if merged else 0.0

@@ -7,8 +7,6 @@ from diloco.fleets.fleet import FleetResult
 from diloco.pages import parts
 from diloco.pages.parts import Timeline, TimelineSpan
 
-ROUNDS_MAX = 4  # Lanes of rounds; more of them overlap.
-
 
 def timeline(
   name: str,
@@ -39,8 +37,11 @@ def timeline(
     ),
   ]
   # A simulated window ends with the merge.
-  rounds = [(*times, times[-1]) for times in tally.round_spans]
-  round_lanes, of_rounds = rounds_of(rounds, len(learners))
+  rounds = [
+    (f'round {number}', *times, times[-1])
+    for number, *times in tally.round_spans
+  ]
+  round_lanes, of_rounds = parts.rounds_of(rounds, len(learners))
   spans += of_rounds
   return Timeline(
     name,
@@ -62,26 +63,3 @@ def timeline(
     ),
     (*notes, 'A mark below a lane: a round took the learner in.'),
   )
-
-
-def rounds_of(
-  rounds: Iterable[tuple[int, float, float, float, float]], first: int
-) -> tuple[int, list[TimelineSpan]]:
-  """Returns the number of lanes of the rounds, and their spans.
-
-  Each round takes the first free lane, of at most ROUNDS_MAX.
-
-  Args:
-    rounds: number, then seconds: due, quorum, end of the window, update.
-    first: the first of their lanes.
-  """
-  free_s, spans = [], []
-  for number, due_s, quorum_s, window_s, update_s in rounds:
-    free = (i for i, at_s in enumerate(free_s) if at_s <= due_s)
-    lane = next(free, min(len(free_s), ROUNDS_MAX - 1))
-    free_s[lane : lane + 1] = [update_s]
-    place, label = first + lane, f'round {number}'
-    spans.append(TimelineSpan(place, due_s, quorum_s, 'round', label))
-    spans.append(TimelineSpan(place, quorum_s, window_s, 'grace', label))
-    spans.append(TimelineSpan(place, window_s, update_s, 'round', label))
-  return len(free_s), spans

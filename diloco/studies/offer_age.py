@@ -7,27 +7,29 @@ from collections.abc import Callable
 
 from diloco.config.simulation import SimulationConfig
 from diloco.metrics.run_progress import counted
-from diloco.pages.parts import Column, ReportPage, Table
+from diloco.pages.parts import ReportPage
 from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.engine import Observer
 from diloco.simulator.timing import Timing
+from diloco.studies import tables
+from diloco.studies.tables import Field
 
 OLD_STEPS = 1.5  # Of the learner's own; an offer is due each step at most.
 AGE_MAX, OLD_MAX = 0.8, 0.05  # What is aimed at: mean, share that is old,
 MERGED_MIN, MERGED_MIN_FAR = 0.95, 0.9  # and participation, by link.
 HORIZON = 3.0  # Times the planned length: a run that takes longer hangs.
-COLUMNS = (
-  Column('link'),
-  Column('τ', 0),
-  Column('M', 0),
-  Column('K', 0),
-  Column('P', 0),
-  Column('age', 2),
-  Column('old %', 1),
-  Column('merged %', 1),
-  Column('encodings', 2),
-  Column('reached'),
+FIELDS = (
+  Field('link'),
+  Field('τ', digits=0),
+  Field('M', digits=0),
+  Field('K', digits=0),
+  Field('P', digits=0),
+  Field('age', 'mean', 2),
+  Field('old %', 'old', factor=100),
+  Field('merged %', 'merged', factor=100),
+  Field('encodings', 'encodings', 2),
+  Field('reached'),
 )
 
 
@@ -88,22 +90,20 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   rows = []
   for cell in counted(cells(config), say):
     ages = measure(config, cell)
-    rows.append(
-      (
-        f'{config.study.far_steps} steps' if cell.far else 'near',
-        *dataclasses.astuple(cell)[1:],
-        ages.mean,
-        100 * ages.old,
-        100 * ages.merged,
-        ages.encodings,
-        'yes' if ages.reached(cell.far) else 'no',
-      )
-    )
-  table = Table(
+    labels = {
+      'link': f'{config.study.far_steps} steps' if cell.far else 'near',
+      'τ': cell.overlap,
+      'M': cell.learners,
+      'K': cell.quorum,
+      'P': cell.fragments,
+      'reached': 'yes' if ages.reached(cell.far) else 'no',
+    }
+    rows.append((labels, [vars(ages)]))
+  table = tables.table(
     'offer_age',
     'Ages of merged offers',
-    COLUMNS,
-    tuple(rows),
+    FIELDS,
+    rows,
     notes=(
       'age: from the arrival of an offer to the end of the window, in steps of '
       f'its learner, mean; old: older than {OLD_STEPS} steps.',

@@ -4,30 +4,31 @@
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Callable
 
 from diloco.config.simulation import SimulationConfig
-from diloco.fleets.closed_forms import scavenging_time
 from diloco.fleets.fleet import DecoupledFleet, FleetResult
+from diloco.fleets.systems import scavenging_time
 from diloco.metrics.run_progress import counted
-from diloco.pages.parts import Chart, Column, Line, ReportPage, Table, Timeline
-from diloco.studies import inputs, lanes
+from diloco.pages.parts import Chart, Line, ReportPage, Table, Timeline
+from diloco.studies import inputs, lanes, tables
+from diloco.studies.tables import Field
 
 PATIENCE = 4.0  # Times as long as it takes without extra learners.
 
-COLUMNS = (
-  Column('extra %', 0),
-  Column('learners'),
-  Column('relative time', 3, spread='time spread'),
-  Column('time spread', hidden=True),
-  Column('closed form', 3),
-  Column('paper', 2),
-  Column('paper, data-parallel', 2),
-  Column('extra tokens %'),
-  Column('extra merged %', 0),
-  Column('bootstrap s'),
-  Column('from a peer'),
-  Column('seconds', hidden=True),
+FIELDS = (
+  Field('extra %', digits=0),
+  Field('learners'),
+  Field('relative time', 'relative', 3, spread=True),
+  Field('closed form', digits=3),
+  Field('paper', digits=2),
+  Field('paper, data-parallel', digits=2),
+  Field('extra tokens %', 'extra_tokens', factor=100),
+  Field('extra merged %', 'extra_merged', 0, 100),
+  Field('bootstrap s'),
+  Field('from a peer'),
+  Field('seconds', 'time_s', hidden=True),
 )
 
 
@@ -123,37 +124,32 @@ def _table(config: SimulationConfig, results: dict) -> Table:
   rows = []
   for extra, several in results.items():
     share = extra / always
-    times = _relative(results, extra)
     bootstraps_s = [s for result in several for s in result.bootstraps_s]
-    merged = [r.extra_merged for r in several if r.extra_merged is not None]
-    rows.append(
-      (
-        100 * share,
-        always + extra,
-        inputs.mean(times),
-        inputs.spread(times),
-        scavenging_time(share, study.begin, study.end),
-        inputs.SCAVENGING.get(share) if _is_papers(config) else None,
-        inputs.SCAVENGING_DATA_PARALLEL.get(share)
-        if _is_papers(config)
-        else None,
-        100 * inputs.mean([result.extra_tokens for result in several]),
-        100 * inputs.mean(merged) if merged else None,
-        inputs.mean(bootstraps_s) if bootstraps_s else None,
-        f'{sum(r.peer_bootstraps for r in several)} of {len(bootstraps_s)}',
-        inputs.mean([result.time_s for result in several]),
+    labels = {
+      'extra %': 100 * share,
+      'learners': always + extra,
+      'closed form': scavenging_time(share, study.begin, study.end),
+      'bootstrap s': statistics.fmean(bootstraps_s) if bootstraps_s else None,
+      'from a peer': (
+        f'{sum(r.peer_bootstraps for r in several)} of {len(bootstraps_s)}'
+      ),
+    }
+    if _is_papers(config):
+      labels['paper'] = inputs.SCAVENGING.get(share)
+      labels['paper, data-parallel'] = inputs.SCAVENGING_DATA_PARALLEL.get(
+        share
       )
-    )
-  return Table(
+    rows.append((labels, _records(results, extra)))
+  return tables.table(
     'scavenging',
     'Time to train the same tokens',
-    COLUMNS,
-    tuple(rows),
-    notes=(
+    FIELDS,
+    rows,
+    (
       'extra: compute that comes, relative to the '
       f'{always} learners that are always there.',
       'relative time: until the same number of tokens was trained, relative to '
-      f'nobody coming. {inputs.said(study.seeds)}',
+      f'nobody coming. {tables.over(study.seeds)}',
       'closed form: (1 - d) + d / (1 + x), coming and going for nothing; '
       f'd = {study.end - study.begin:g}.',
       'extra tokens, extra merged: the share of the tokens that the extra '
@@ -171,14 +167,14 @@ def _chart(config: SimulationConfig, results: dict) -> Chart:
   most = max(shares) or 100.0
   curve = tuple(most * i / 60 for i in range(61))
   exact = tuple(scavenging_time(x / 100, study.begin, study.end) for x in curve)
-  times = [_relative(results, extra) for extra in results]
+  runs = [_records(results, extra) for extra in results]
   lines = [
     Line(
       'Decoupled DiLoCo',
       'simulated',
       shares,
-      tuple(inputs.mean(several) for several in times),
-      tuple(inputs.spread(several) or 0.0 for several in times),
+      tuple(tables.mean(each, 'relative') for each in runs),
+      tuple(tables.spread(each, 'relative') or 0.0 for each in runs),
     ),
     Line('Decoupled DiLoCo', 'closed form', curve, exact),
   ]
@@ -232,10 +228,10 @@ def _paragraphs(config: SimulationConfig) -> tuple[str, ...]:
   )
 
 
-def _relative(results: dict, extra: int) -> list[float]:
-  """Times of the runs relative to those of the same seeds without extra."""
+def _records(results: dict, extra: int) -> list[tables.Record]:
+  """Returns the runs, with times relative to the same seeds without extra."""
   return [
-    result.time_s / alone.time_s
+    vars(result) | {'relative': result.time_s / alone.time_s}
     for result, alone in zip(results[extra], results[0])
   ]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import failures
 from diloco.fleets.failures import Death, FaultEvents, Interruption, Stall
-from diloco.fleets.systems import RECOVERIES, Recovery
+from diloco.fleets.systems import Recovery
 from diloco.simulator.network import SYNCER
 
 # A drawn fleet has been at it for so many times the mean repair and pause: at
@@ -106,6 +106,7 @@ def standing(
 
 def fault_events(
   every: Sequence[LearnerTrace],
+  recovery: Recovery,
   config: FailuresConfig,
   seed: int,
   until_s: float,
@@ -119,7 +120,7 @@ def fault_events(
   suspensions: Mapping[int, tuple[Stall, ...]] = {
     m: one.stops for m, one in enumerate(every)
   }
-  if RECOVERIES[config.recovery].dies:
+  if recovery.dies:
     deaths += [
       Death(m, stop.begin_s, stop.end_s)
       for m, one in enumerate(every)
@@ -146,13 +147,3 @@ def _syncer_deaths(
   )
   away = failures.waiting(drawn_ones, 0.0, until_s)
   return [Death(SYNCER, stop.begin_s, stop.end_s) for stop in away]
-
-
-def expected_goodput(
-  trace: Trace, recovery: Recovery, learners: int, pause_s: float
-) -> float:
-  """Returns g of one of M learners, by the closed form of its recovery.
-
-  For learners that restart, the bootstrap is not included.
-  """
-  return recovery.goodput(trace.rate_per_s / learners, trace.repair_s, pause_s)

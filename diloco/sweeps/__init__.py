@@ -8,6 +8,6 @@ files. Nothing here imports jax.
   sweep            variants, results, differences and their intervals
   sweep_flags      --sweep, --seeds and --only, and the variants they ask for
   variant_configs  the configuration of each variant; checks of finished runs
-  making           which runs are missing, what is said of each, the table
+  making           the runs that are missing, how they end, the table
   recorded_result  the result of a run of processes, from its folder
 """

@@ -1,17 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts that making a sweep has in common, whatever makes its runs."""
+"""Plans the runs of a sweep, has them made, and shows the table.
+
+How a run is made is the caller's: by the lab some side by side, by the launcher
+one after the other.
+"""
 
 import contextlib
+import dataclasses
 import fcntl
 import pathlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from absl import flags as absl_flags
+
+from diloco.config import flags
+from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.metrics.run_progress import clock, count
+from diloco.metrics.figures import clock
+from diloco.metrics.run_progress import count
+from diloco.metrics.workdir import Workdir
 from diloco.pages import text_tables
-from diloco.sweeps import sweep
+from diloco.sweeps import sweep, sweep_flags, variant_configs
 from diloco.sweeps.sweep import Variant
 
 LOCK = 'sweep.lock'
@@ -20,11 +31,130 @@ COLUMNS = (
   'age, steps', 'older than 1.5', 'delay, steps', 'goodput', 'M tokens merged',
 )  # fmt: skip
 
-SeedRun = tuple[Variant, int]  # A variant and its seed.
+LAB = 'lab.'  # Keys that mean something in the lab only.
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepRun:
+  """One run of a sweep: a variant with a seed."""
+
+  variant: Variant
+  seed: int
+  config: RunConfig
+  workdir: Workdir
+  compiled: pathlib.Path  # The compilation cache of all runs.
+
+  @property
+  def name(self) -> str:
+    return f'{self.variant.label}, seed {self.seed}'
+
+  @property
+  def arguments(self) -> list[str]:
+    """The flags that give its processes their configuration."""
+    return variant_configs.arguments(self.variant, self.seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+  """A sweep whose configurations have been checked."""
+
+  root: pathlib.Path
+  rows: tuple[Variant, ...]
+  seeds: int
+  runs: tuple[SweepRun, ...]  # Those without a result, seed by seed.
+
+
+# Makes runs; yields each with its exit code once it has ended.
+MakeRuns = Callable[[Sequence[SweepRun]], Iterable[tuple[SweepRun, int]]]
+
+
+def plan(of_processes: bool) -> Sweep:
+  """Returns the sweep that the parsed flags ask for.
+
+  Args:
+    of_processes: whether its runs are real ones, not the lab's.
+
+  Raises:
+    ConfigError: it can't be made; names each variant or folder.
+  """
+  root, seeds = pathlib.Path(absl_flags.FLAGS.workdir), absl_flags.FLAGS.seeds
+  if of_processes and Workdir(root).config.exists():
+    raise ConfigError(
+      [f'--workdir={root}: holds a run, a sweep needs a folder of its own']
+    )
+  rows = sweep_flags.variants()
+  if of_processes and (problems := [*_of_the_lab(rows)]):
+    raise ConfigError(problems)
+  made = flags.load(
+    build=lambda base: variant_configs.make_configs(base.to_dict(), rows)
+  )
+  with flags.refusing(sweep.BadResult):
+    variant_configs.check(made, rows, seeds, root, of_processes)
+  return with_missing(root, rows, seeds, made)
+
+
+def with_missing(
+  root: pathlib.Path,
+  rows: Sequence[Variant],
+  seeds: int,
+  made: Mapping[str, RunConfig],
+) -> Sweep:
+  """Returns a sweep with the runs that have no result.
+
+  Args:
+    made: configurations by label.
+  """
+  runs = [
+    SweepRun(
+      variant,
+      seed,
+      dataclasses.replace(made[variant.label], seed=seed),
+      Workdir(sweep.folder(root, variant.label, seed)),
+      Workdir(root).compiled,
+    )
+    for seed in range(seeds)
+    for variant in rows
+    if sweep.read(root, variant.label, seed) is None
+  ]
+  return Sweep(root, tuple(rows), seeds, tuple(runs))
+
+
+def _of_the_lab(rows: Sequence[Variant]) -> Iterator[str]:
+  """Yields variants that would be equal runs: processes ignore their keys."""
+  for variant in rows:
+    if vain := [key for key in variant.changes if key.startswith(LAB)]:
+      yield (
+        f'sweep: {variant.label!r}: {", ".join(vain)}: only of the lab, make '
+        'it by python -m diloco.lab --sweep, or leave it out by --only=TEXT'
+      )
+
+
+def make(asked: Sweep, make_runs: MakeRuns, note: str, log: str) -> int:
+  """Makes the runs without a result, then prints the table.
+
+  Args:
+    note: how they are made.
+    log: path of a run's log below its folder.
+
+  Returns:
+    0; 1 if a run failed.
+
+  Raises:
+    ConfigError: another sweep is making runs in the folder.
+  """
+  with _alone_in(asked.root):
+    sweep.write_variants(asked.root, asked.rows)
+    if asked.runs:
+      say(f'{len(asked.runs)} runs, {note}; logs: {asked.root}/*/seed-*/{log}')
+    failed = _follow(make_runs(asked.runs), len(asked.runs))
+    print(table(asked.rows, asked.seeds, asked.root))
+    for run in failed:
+      say(f'failed: {run.name}; see {run.workdir.root / log}')
+    return 1 if failed else 0
 
 
 @contextlib.contextmanager
-def alone_in(workdir: pathlib.Path) -> Iterator[None]:
+def _alone_in(workdir: pathlib.Path) -> Iterator[None]:
   """Holds a lock, which the kernel releases when the process dies."""
   workdir.mkdir(parents=True, exist_ok=True)
   with (workdir / LOCK).open('a') as lock:
@@ -40,63 +170,24 @@ def alone_in(workdir: pathlib.Path) -> Iterator[None]:
     yield
 
 
-def missing(
-  rows: Sequence[Variant], seeds: int, workdir: pathlib.Path
-) -> list[SeedRun]:
-  """Returns the runs without a result, seed by seed."""
-  return [
-    (variant, seed)
-    for seed in range(seeds)
-    for variant in rows
-    if sweep.read(workdir, variant.label, seed) is None
-  ]
-
-
 def say(line: str) -> None:
   """Prints a line beside the table, which goes to standard output."""
   print(line, file=sys.stderr, flush=True)
 
 
-def follow(
-  ended: Iterable[tuple[SeedRun, int]], runs: int, workdir: pathlib.Path
-) -> list[SeedRun]:
-  """Says how each run has ended, and returns those that failed.
-
-  Args:
-    ended: yields a run and its exit code as soon as it has ended.
-    runs: how many there will be.
-  """
+def _follow(ended: Iterable[tuple[SweepRun, int]], runs: int) -> list[SweepRun]:
+  """Says how each run has ended, and returns those that failed."""
   failed, began_s = [], time.monotonic()
-  for number, ((variant, seed), code) in enumerate(ended, start=1):
-    result = sweep.read(workdir, variant.label, seed)
+  for number, (run, code) in enumerate(ended, start=1):
+    result = None
+    if (run.workdir.root / sweep.RESULT).exists():
+      result = sweep.read_from(run.workdir.root)
     if code or result is None:
-      failed.append((variant, seed))
+      failed.append(run)
     loss = 'failed' if result is None else f'loss {result.loss:.4f}'
     so_far = clock(time.monotonic() - began_s)
-    say(
-      f'{count(number, runs, began_s)}  {variant.label}, seed {seed}: {loss}, '
-      f'{so_far} so far'
-    )
+    say(f'{count(number, runs, began_s)}  {run.name}: {loss}, {so_far} so far')
   return failed
-
-
-def finish(
-  rows: Sequence[Variant],
-  seeds: int,
-  workdir: pathlib.Path,
-  failed: Sequence[SeedRun],
-  log: str,
-) -> int:
-  """Prints the table and names what failed; returns the exit code.
-
-  Args:
-    log: path of a run's log below its folder.
-  """
-  print(table(rows, seeds, workdir))
-  for variant, seed in failed:
-    path = sweep.folder(workdir, variant.label, seed) / log
-    say(f'failed: {variant.label}, seed {seed}; see {path}')
-  return 1 if failed else 0
 
 
 def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:

@@ -2,13 +2,18 @@
 """The result of a run of processes, read from the run's own records."""
 
 import bisect
-import itertools
 import math
 import statistics
 from collections.abc import Iterator
 
 from diloco.config.run_config import RunConfig
-from diloco.metrics import ages, names, run_reader, token_ledger, token_tapes
+from diloco.metrics import (
+  figures,
+  names,
+  run_reader,
+  token_ledger,
+  token_tapes,
+)
 from diloco.metrics.jsonl import CorruptLine, read_jsonl
 from diloco.metrics.recorded_run import NoReport, RecordedRun
 from diloco.metrics.workdir import EVALUATOR, Workdir
@@ -41,21 +46,15 @@ def read(workdir: Workdir, config: RunConfig) -> SeedResult:
     raise BadResult(str(error)) from None
   if run.gaps:
     raise BadResult(' '.join(run.gaps))
-  summary, evaluation = run.summary, run.evaluation
-  if summary is None or evaluation is None:
-    path = workdir.summary if summary is None else workdir.evaluation
+  status, evaluation = run.status, run.evaluation
+  if not (status and status.finished) or evaluation is None:
+    path = workdir.evaluation if evaluation is None else workdir.summary
     raise BadResult(f'{path}: is missing, so the run did not come to its end')
   tokens = token_ledger.total(rows.values())
   fragments = config.protocol.fragments  # Each has a ledger of its own.
-  end = summary.step, round(tokens.trained / fragments), evaluation.final_loss
-  # From the tape: the learners' counts in the summary begin with a checkpoint
-  # of the syncer, and are short of rounds after an interruption. By number, for
-  # a restarted syncer may close a round again.
-  merged = {each.number: each.shares for each in run.rounds}.values()
-  learners = max(config.protocol.learners, len(summary.learners))
-  found = ages.ContributionAges()
-  for share in itertools.chain.from_iterable(merged):
-    found.add(share.age_steps)
+  end = status.step, round(tokens.trained / fragments), evaluation.final_loss
+  shown = figures.shown(figures.RUN, figures.SWEEP)
+  found = {each.name: each.value(status) for each in shown}
   return SeedResult(
     loss=evaluation.final_loss,
     learners_loss=math.nan,
@@ -64,13 +63,13 @@ def read(workdir: Workdir, config: RunConfig) -> SeedResult:
       *_points(run, evaluated, end),
       end,
     ),
-    rounds=summary.rounds,
-    participation=sum(map(len, merged)) / (max(len(merged), 1) * learners),
-    goodput=summary.goodput,
-    wall_s=summary.wall_s,
+    rounds=status.rounds,
+    participation=found['participation'],
+    goodput=found['goodput'],
+    wall_s=found['elapsed_s'],
     merged_tokens=round(tokens.merged / fragments),
-    age_steps=found.mean_steps,
-    old_share=found.old_share,
+    age_steps=found['age_steps'],
+    old_share=found['old_share'],
     delay_steps=statistics.fmean(delays) if delays else None,
     unexplained_tokens=token_ledger.unexplained(rows.values()),
   )

@@ -48,6 +48,9 @@ def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
 class OuterState:
   """One state per fragment, replaced as a whole when a round closes.
 
+  Initial parameters are drawn when the state of a fragment is first asked for
+  that was not restored before: a process that resumes a run draws none.
+
   Args:
     shard: the shard whose pieces are here; None: all are.
 
@@ -66,15 +69,13 @@ class OuterState:
     self.owned = tuple(p for p, pieces in enumerate(self._pieces) if pieces)
     config = run_spec.config
     self._optimizer = make_optimizer(config)
-    self._states = [
-      outer.init({x.name: theta[x.name] for x in pieces}, self._optimizer)
-      for theta, pieces in zip(run_spec.initial_fragments(), self._pieces)
-    ]
-    self._crcs = [
-      self._piece_crcs(p, state.theta) for p, state in enumerate(self._states)
-    ]
+    self._known: dict[int, outer.FragmentState] = {}  # Drawn or restored.
+    self._crcs: dict[int, tuple[int, ...]] = {}
     # Version and CRCs of Θ_p to which each outer state belongs.
-    self._outer = [(0, crcs) for crcs in self._crcs]
+    self._outer: dict[int, tuple[int, tuple[int, ...]]] = {}
+    for p, pieces in enumerate(self._pieces):
+      if not pieces:
+        self.restore(p, outer.init({}, self._optimizer))
 
   def outer_step(
     self,
@@ -100,7 +101,7 @@ class OuterState:
       embedding_rule=config.merge.embedding,
     )
     state, data = outer.step(
-      self._states[fragment],
+      self.state(fragment),
       delta,
       self._optimizer,
       self._run_spec.down,
@@ -111,20 +112,31 @@ class OuterState:
 
   def install(self, fragment: int, outcome: OuterStep):
     """Makes the result of a closed round the new Θ_p."""
-    self._states[fragment] = outcome.state
+    self._known[fragment] = outcome.state
     self._crcs[fragment] = outcome.crcs
     self._outer[fragment] = outcome.state.version, outcome.crcs
 
   def fragment(self, fragment: int) -> tuple[int, np.ndarray, int]:
     """Returns version, bytes in f32 and CRC of one fragment, consistent."""
-    state = self._states[fragment]
+    state = self.state(fragment)
     pieces = self._pieces[fragment]
     data = payload.encode(state.theta, pieces, self._run_spec.full)
     return state.version, data, payload.crc_of(self._crcs[fragment])
 
   def state(self, fragment: int) -> outer.FragmentState:
     """Returns everything of one fragment that a checkpoint keeps."""
-    return self._states[fragment]
+    if fragment not in self._known:
+      self._draw()
+    return self._known[fragment]
+
+  def template(self, fragment: int) -> outer.FragmentState:
+    """Returns a state of zeros, for reading a checkpoint of this shape."""
+    like = self._run_spec.fragments_like()[fragment]
+    zeros = {
+      x.name: np.zeros(like[x.name].shape, np.float32)
+      for x in self._pieces[fragment]
+    }
+    return outer.init(zeros, self._optimizer)
 
   def restore(self, fragment: int, state: outer.FragmentState):
     """Restores one fragment from a checkpoint's state."""
@@ -140,25 +152,29 @@ class OuterState:
     Args:
       theta: new arrays; None: those that are here.
     """
-    state = dataclasses.replace(self._states[fragment], version=version)
+    state = dataclasses.replace(self.state(fragment), version=version)
     if theta is not None:
       state = dataclasses.replace(state, theta=theta)
     self._set(fragment, state)
 
   def outer_of(self, fragment: int) -> tuple[int, tuple[int, ...]]:
     """Returns the version and piece CRCs to which the outer state belongs."""
+    self.state(fragment)
     return self._outer[fragment]
 
   def versions(self) -> tuple[int, ...]:
     """Returns the version of every fragment."""
-    return tuple(state.version for state in self._states)
+    return tuple(self.state(p).version for p in range(len(self._pieces)))
 
   def crcs(self) -> tuple[int, ...]:
     """Returns the CRC of every fragment's bytes."""
-    return tuple(payload.crc_of(crcs) for crcs in self._crcs)
+    return tuple(
+      payload.crc_of(self.piece_crcs(p)) for p in range(len(self._pieces))
+    )
 
   def piece_crcs(self, fragment: int) -> tuple[int, ...]:
     """Returns the CRCs of one fragment's pieces that are here."""
+    self.state(fragment)
     return self._crcs[fragment]
 
   def parameters(self) -> dict[str, np.ndarray]:
@@ -167,12 +183,20 @@ class OuterState:
       path: np.empty(spec.shape, np.float32)
       for path, spec in self._run_spec.specs.items()
     }
-    for state, pieces in zip(self._states, self._pieces):
-      params = fragments.put(params, pieces, state.theta)
+    for p, pieces in enumerate(self._pieces):
+      params = fragments.put(params, pieces, self.state(p).theta)
     return params
 
+  def _draw(self):
+    """Draws the run's initial parameters for fragments without a state."""
+    initial = zip(self._run_spec.initial_fragments(), self._pieces)
+    for p, (theta, pieces) in enumerate(initial):
+      if p not in self._known:
+        own = {x.name: theta[x.name] for x in pieces}
+        self.restore(p, outer.init(own, self._optimizer))
+
   def _set(self, fragment: int, state: outer.FragmentState):
-    self._states[fragment] = state
+    self._known[fragment] = state
     self._crcs[fragment] = self._piece_crcs(fragment, state.theta)
 
   def _piece_crcs(self, fragment: int, theta: Arrays) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ They are written while the learners are still connected: learners hold Θ too,
 and are only released when it is on disk.
 """
 
+import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,9 +15,10 @@ from absl import logging
 
 from diloco.checkpoint.parameters import write_parameters
 from diloco.config import run_config
+from diloco.metrics import figures, names
 from diloco.metrics.status import (
   RunStatus,
-  scalars,
+  newest_heldout,
   write_status,
   write_summary,
 )
@@ -60,14 +63,15 @@ class Results:
     self._stats = stats
     self._stop = stop
     self._silent = False  # Whether the last status could not be written.
-    self._board: TensorBoardWriter | None = None  # Since the first status.
+    self._board: TensorBoardWriter | None = None  # None: the disk is full.
     self._every_steps = run_spec.config.run.log_every_steps
     self._hparams = run_config.flat(run_spec.config)
     self._shown_step = 0
+    self._open_board()
 
   def tell_status(self):
     """Replaces `status.json`; logs once if the disk is full."""
-    status = self._stats.status(False)
+    status = self._status(False)
     self._show(status)
     try:
       write_status(self._workdir.status, status)
@@ -77,23 +81,34 @@ class Results:
         logging.warning('the status is not written: %s', error)
       self._silent = True
 
+  def _status(self, finished: bool) -> RunStatus:
+    """Adds what the evaluator has measured to what the syncer counts."""
+    return dataclasses.replace(
+      self._stats.status(finished), **newest_heldout(self._workdir)
+    )
+
+  def _open_board(self):
+    if self._board is None:
+      with contextlib.suppress(OSError):  # Its queue may be in a file.
+        self._board = TensorBoardWriter(
+          self._workdir.tensorboard(SYNCER), self._hparams
+        )
+
   def _show(self, status: RunStatus):
     """Tells it, and adds a point to TensorBoard's curves; another thread
     writes that.
     """
     if self._tell is not None:
       self._tell(status)
-    if status.step < self._shown_step + self._every_steps:
+    if (
+      status.step < self._shown_step + self._every_steps and not status.finished
+    ):
       return
-    if self._board is None:
-      try:
-        self._board = TensorBoardWriter(
-          self._workdir.tensorboard(SYNCER), self._hparams
-        )
-      except OSError:  # Its queue may be in a file, and the disk full.
-        return
-    self._shown_step = status.step
-    self._board.write_scalars(status.step, scalars(status))
+    self._open_board()
+    if self._board is not None:
+      self._shown_step = status.step
+      scalars = {names.TIME: status.time_s, **figures.curves(status)}
+      self._board.write_scalars(status.step, scalars)
 
   def close(self):
     """Writes what TensorBoard has not got yet."""
@@ -121,13 +136,13 @@ class Results:
     )
     if found != tuple(crcs):
       raise ResultLost(_say_lost(found, crcs))
-    workdir, stats = self._workdir, self._stats
-    self._show(stats.status(True))
+    workdir, status = self._workdir, self._status(True)
+    self._show(status)
     # The summary is written last: once it exists, the run is over.
     return (
       self._insist(lambda: write_parameters(workdir.parameters, parameters))
-      and self._insist(lambda: write_status(workdir.status, stats.status(True)))
-      and self._insist(lambda: write_summary(workdir.summary, stats.summary()))
+      and self._insist(lambda: write_status(workdir.status, status))
+      and self._insist(lambda: write_summary(workdir.summary, status))
     )
 
   def _insist(self, write: Callable[[], None]) -> bool:

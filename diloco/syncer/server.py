@@ -5,6 +5,7 @@ One thread owns the machine and talks to the learners, in the order of the
 machine's effects. The shards do the work on bytes; their answers become events.
 """
 
+import math
 import queue
 import threading
 import time
@@ -78,7 +79,8 @@ class SyncerServer:
       crash=self._inbox.tell,
     )
     self._model = self._lead.model
-    self._stats = RunStats(config)
+    parameters = sum(math.prod(x.shape) for x in run_spec.specs.values())
+    self._stats = RunStats(config, parameters)
     self._disk = SyncerDisk(
       run_spec, workdir, self._model, self._stats, self._stop
     )

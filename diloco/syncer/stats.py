@@ -14,6 +14,7 @@ from absl import logging
 
 from diloco.config.run_config import RunConfig
 from diloco.metrics import ages as ages_lib
+from diloco.metrics import figures
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics import status as metrics_status
 from diloco.metrics.goodput import RunningUptime, StepRecord, Work
@@ -34,6 +35,7 @@ class LearnerStats:
 
   state: str = metrics_status.JOINING
   incarnations: int = 0
+  process: int | None = None  # Number of the newest process.
   beginning: str = ''
   step: int = 0  # Steps of this incarnation.
   steps: int = 0
@@ -45,6 +47,8 @@ class LearnerStats:
   lag_versions: int = 0
   bytes_up: int = 0
   bytes_down: int = 0
+  step_s: float = 0.0  # Of all steps that were reported,
+  stall_s: float = 0.0  # and the part in which they waited.
   stall_max_s: float = 0.0
   ages: ages_lib.ContributionAges = dataclasses.field(
     default_factory=ages_lib.ContributionAges
@@ -52,10 +56,15 @@ class LearnerStats:
 
 
 class RunStats:
-  """Statistics of a run, updated with every event and effect at the syncer."""
+  """Statistics of a run, updated with every event and effect at the syncer.
 
-  def __init__(self, config: RunConfig):
+  Args:
+    parameters: of the model; None: not known.
+  """
+
+  def __init__(self, config: RunConfig, parameters: int | None = None):
     self._config = config
+    self._parameters = parameters
     self._rows: dict[int, LearnerStats] = collections.defaultdict(LearnerStats)
     # When the run's first learner was ready, and its last close, in seconds
     # since the epoch.
@@ -118,15 +127,8 @@ class RunStats:
       self._work = work
 
   def mean_loss(self) -> float | None:
-    """Returns the mean of the live learners' last losses; None without a
-    report.
-    """
-    losses = [
-      row.loss
-      for row in self._rows.values()
-      if row.state == metrics_status.LIVE and row.loss is not None
-    ]
-    return math.fsum(losses) / len(losses) if losses else None
+    """Returns the figure `loss`; None without a report."""
+    return figures.named('loss').value(self.status(False))
 
   # What happened ------------------------------------------------------------
 
@@ -157,8 +159,11 @@ class RunStats:
     match effect:
       case syncer_events.AdmitLearner():
         row = self._rows[effect.learner]
-        row.state, row.step = metrics_status.JOINING, 0
+        row.state = metrics_status.JOINING
         row.incarnations += 1
+        process = process_of(effect.incarnation)
+        if process != row.process:  # A new session alone has lost no step.
+          row.process, row.step = process, 0
       case syncer_events.LogDecision(kind='ready'):
         row = self._rows[effect.learner]
         row.state, row.beginning = metrics_status.LIVE, effect.reason
@@ -227,6 +232,8 @@ class RunStats:
     row.tokens += report.tokens * steps
     row.loss = report.loss if math.isfinite(report.loss) else None
     row.tokens_per_s = report.tokens / max(report.step_s, 1e-9)
+    row.step_s += report.step_s
+    row.stall_s += report.stall_s
     row.stall_max_s = max(row.stall_max_s, report.stall_s)
     if self._uptime is not None:
       self._uptime.add(
@@ -271,20 +278,31 @@ class RunStats:
   # What is told -------------------------------------------------------------
 
   def status(self, finished: bool) -> metrics_status.RunStatus:
+    """Returns the status now or, of a finished run, at its last close."""
+    now_s, at_s = time.time(), time.monotonic()
+    if finished:
+      now_s, at_s = self._closed_s or now_s, self._last_close_s or at_s
+    began_s = self._began_s
     rows = sorted(self._rows.items())
     return metrics_status.RunStatus(
       run=self._config.name,
       time_s=time.time(),
       step=self._step,
       total_steps=self._config.protocol.total_steps,
-      closed_round=self._closed_round,
+      rounds=self._closed_round,
+      planned=self._config.protocol.learners,
+      fragments=self._config.protocol.fragments,
+      parameters=self._parameters,
       live=tuple(m for m, row in rows if row.state == metrics_status.LIVE),
       participants=self._participants,
       quorum_s=self._quorum_s,
       grace_s=self._grace_s,
       sync_s=self._sync_s,
-      goodput=self._work.goodput(time.time()),
-      uptime=self._uptime_until(time.monotonic()),
+      elapsed_s=None if began_s is None else max(0.0, now_s - began_s),
+      goodput=self._work.goodput(now_s),
+      uptime=self._uptime_until(at_s),
+      pulls_up=self._pulls_up,
+      pulls_down=self._pulls_down,
       bytes_up=sum(row.bytes_up for _, row in rows),
       bytes_down=sum(row.bytes_down for _, row in rows),
       refused=self._refused.total(),
@@ -300,50 +318,21 @@ class RunStats:
       learner=learner,
       state=row.state,
       step=row.step,
+      steps=row.steps,
+      tokens=row.tokens,
       loss=row.loss,
       tokens_per_s=row.tokens_per_s,
       round=row.offered_round,
       lag_versions=row.lag_versions,
       bytes_up=row.bytes_up,
       bytes_down=row.bytes_down,
-      participation=row.rounds / max(self._closed_round, 1),
+      rounds=row.rounds,
+      participation=figures.participation(row.rounds, self._closed_round),
       incarnations=row.incarnations,
+      beginning=row.beginning,
+      stall_share=row.stall_s / row.step_s if row.step_s else None,
       stall_max_s=row.stall_max_s,
       age_steps=row.ages.mean_steps,
-    )
-
-  def summary(self) -> metrics_status.RunSummary:
-    """Returns the summary of a run that has ended."""
-    rows = sorted(self._rows.items())
-    return metrics_status.RunSummary(
-      run=self._config.name,
-      step=self._step,
-      rounds=self._closed_round,
-      fragments=self._config.protocol.fragments,
-      wall_s=max(0.0, self._closed_s - (self._began_s or self._closed_s)),
-      goodput=self._work.goodput(time.time()),
-      uptime=self._uptime_until(self._last_close_s),
-      refused=self._refused.total(),
-      pulls_up=self._pulls_up,
-      pulls_down=self._pulls_down,
-      bytes_up=sum(row.bytes_up for _, row in rows),
-      bytes_down=sum(row.bytes_down for _, row in rows),
-      learners=tuple(
-        metrics_status.LearnerSummary(
-          learner=m,
-          steps=row.steps,
-          tokens=row.tokens,
-          rounds=row.rounds,
-          incarnations=row.incarnations,
-          beginning=row.beginning,
-          stall_max_s=row.stall_max_s,
-          bytes_up=row.bytes_up,
-          bytes_down=row.bytes_down,
-          age_steps=row.ages.mean_steps,
-        )
-        for m, row in rows
-      ),
-      **self._ages(),
     )
 
   def _ages(self) -> dict[str, float | None]:

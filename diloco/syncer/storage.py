@@ -178,7 +178,9 @@ class SyncerDisk:
   def _read_fragments(self) -> tuple[tuple[int, ...], dict]:
     """Returns the versions of all fragments, and the states of those here."""
     fragments = self._owned
-    restored = self._records.restore([self._model.state(p) for p in fragments])
+    restored = self._records.restore(
+      [self._model.template(p) for p in fragments]
+    )
     held = [0] * self._run_spec.config.protocol.fragments
     if restored is None:
       return tuple(held), {}
@@ -334,7 +336,7 @@ class ShardDisk:
 
   def _restore(self):
     model = self._shard.model
-    found = self._records.restore([model.state(p) for p in model.owned])
+    found = self._records.restore([model.template(p) for p in model.owned])
     if found is None:
       return
     for p, state in zip(model.owned, found[1]):

@@ -7,7 +7,6 @@ implementations are made by name, in `planes`:
   jax_transfer   jax.experimental.transfer, host to host, in the clear
   grpc_transfer  gRPC streams, with TLS and tokens
   memory         within one process
-  faulty         wraps one of them: losses, delays, duplicates
 
   wire             messages to bytes and, strictly, back
   control_channel  bounds and queues of the control plane's streams

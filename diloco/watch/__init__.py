@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page of a run while it goes on: `python -m diloco.watch RUN`.
+"""The page of runs and sweeps: `diloco watch RUN`, `diloco report RUN…`.
 
-Start with `followed_run`: what is known of the run, read as its files grow.
+Start with `folders`: what is in a folder, and the page of it.
 
   __main__      flags to a page that is served or written
+  folders       the page of one or several folders
   followed_run  reads a run's folder, each line once
-  tape_counts   what the tape alone tells, of a run of the lab
-  live_page     the page: `live_page.html` with the run's state in it
-  watch_server  serves page and state over HTTP
+  run_page      the page of runs
+  sweep_page    the page of a sweep
+  watch_server  serves page, status and metrics over HTTP
 """

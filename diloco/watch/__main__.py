@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows a run in a browser while it goes on: python -m diloco.watch RUN
+"""Shows a run in a browser while it goes on: diloco watch RUN
 
-  python -m diloco.watch RUN [--port=8080]
-  python -m diloco.watch RUN --write=FILE.html
+  diloco watch RUN [--port=8080]
+  diloco watch RUN --write=FILE.html
 
-RUN is the folder of a run, which may be going on or over. The page is served
-on loopback; from another machine: ssh -L 8080:127.0.0.1:8080 HOST. With --write
-the page is written as one file that needs no server. Also served: /status, the
-syncer's last status, and /metrics, for Prometheus.
+RUN is the folder of a run, which may be going on or over, or of a sweep. The
+page is served on loopback; from another machine: ssh -L 8080:127.0.0.1:8080
+HOST. With --write it is written as one file that needs no server. Also served:
+/status, the syncer's last status, and /metrics, for Prometheus.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.recorded_run import NoReport
+from diloco.pages import page
 from diloco.transport.sockets import LOOPBACK
-from diloco.watch import live_page
-from diloco.watch.followed_run import FollowedRun
+from diloco.watch.folders import FollowedFolders
 from diloco.watch.watch_server import WatchServer
 
 _HOST = flags.DEFINE_string('host', LOOPBACK, 'Address to listen at.')
@@ -39,10 +39,6 @@ _WRITE = flags.DEFINE_string(
 
 def main(argv) -> int:
   """Serves until Ctrl-C, or writes; 78 where that can't be."""
-  if len(argv) != 2:
-    raise ConfigError(
-      ['give the folder of one run: python -m diloco.watch RUN']
-    )
   folder = pathlib.Path(argv[1])
   with config_flags.refusing(NoReport, ValueError):
     if _WRITE.value is not None:
@@ -59,11 +55,9 @@ def main(argv) -> int:
 
 
 def _write(folder: pathlib.Path, path: pathlib.Path) -> int:
-  run = FollowedRun(folder)
-  run.update()
-  page = live_page.of(run.state(), every_s=None)
+  text = page.render(FollowedFolders([folder]).page())
   try:
-    files.replace(path, page.encode())
+    files.replace(path, text.encode())
   except OSError as error:
     raise ConfigError([f'--write={path}: {error.strerror}']) from None
   print(f'page: {path}', file=sys.stderr)
@@ -71,4 +65,4 @@ def _write(folder: pathlib.Path, path: pathlib.Path) -> int:
 
 
 if __name__ == '__main__':
-  config_flags.run_without_config(main)
+  config_flags.run_of_runs(main)

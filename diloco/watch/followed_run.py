@@ -3,35 +3,47 @@
 
 What is kept is bounded: curves are thinned (see `ThinnedCurve`), and of rounds
 and events the last ones are kept. The folder is only read, so that the run does
-not notice; a run that is over is read in the same way.
+not notice; a run that is over is read in the same way. Figures of the run are
+those of its status, see `diloco.metrics.figures`.
 """
 
+import bisect
 import collections
 import dataclasses
+import json
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from diloco.metrics import files, names, recorded_run, run_reader
+from diloco.metrics import (
+  names,
+  recorded_faults,
+  recorded_run,
+  run_reader,
+  token_tapes,
+)
 from diloco.metrics import status as metrics_status
 from diloco.metrics.files import MalformedFile
-from diloco.metrics.goodput import work_of_tape
-from diloco.metrics.jsonl import Tail
-from diloco.metrics.recorded_run import SYNCER, NoReport, RecordedRound
-from diloco.metrics.status import RunStatus, RunSummary
+from diloco.metrics.goodput import Work, work_of_tape
+from diloco.metrics.jsonl import CorruptLine, Tail, parts
+from diloco.metrics.recorded_faults import RecordedFault
+from diloco.metrics.recorded_run import SYNCER, Life, NoReport, RecordedRound
+from diloco.metrics.status import Evaluation, RunStatus
+from diloco.metrics.tape_counts import StepCounts, TapeCounts, goodput_of
+from diloco.metrics.token_ledger import DIED
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
-from diloco.watch import tape_counts
-from diloco.watch.tape_counts import TapeCounts
 
 POINTS_MAX = 400  # Of a curve.
 ROUNDS_MAX = 1000  # That the timeline shows.
 HAPPENINGS_MAX = 60
 SILENT_S = 15.0  # The syncer writes its status about once a second.
+LEDGER_BYTES_MAX = 30e6  # Longer tapes are not read for what deaths lost.
 AFTERWARDS = ('evaluate', EVALUATOR)  # No processes of the training.
 OF_ROUNDS = ('Merge', 'Publish', 'Worked')  # Kinds that every round has.
 # The run's state.
 STARTING = 'starting'
+COMPILING = 'compiling'  # The syncer waits for the first learner.
 RUNNING = 'running'
 SILENT = 'silent'
 STOPPED = 'stopped'
@@ -77,66 +89,81 @@ def _mean(points) -> tuple[float, ...]:
 
 
 @dataclasses.dataclass
-class _Learner:
-  """Sums and curves of a learner's metrics."""
+class FollowedLearner:
+  """Sums and curves of a learner's metrics; times since the epoch."""
 
   loss: ThinnedCurve = dataclasses.field(default_factory=ThinnedCurve)
+  tokens: ThinnedCurve = dataclasses.field(default_factory=ThinnedCurve)
   merged: ThinnedCurve = dataclasses.field(
     default_factory=lambda: ThinnedCurve(each=8)
   )
-  last: Mapping = dataclasses.field(default_factory=dict)
+  counts: StepCounts = dataclasses.field(default_factory=StepCounts)
   # From the first to the last known step of each process.
   spans: list[list[float]] = dataclasses.field(default_factory=list)
-  step_s: float = 0.0  # Sums over the records.
-  stall_s: float = 0.0
 
 
 class FollowedRun:
-  """The state of a run as far as its folder tells; `update` reads on.
+  """What a run's folder tells so far; `update` reads on.
 
   Args:
     folder: of a run, which may have just begun.
+    label: tells it from other runs of a page; its name unless given.
+
+  Attributes:
+    status: what the syncer last counted; of a run of the lab, what its tape
+      tells; None: nothing yet.
+    readied: (time, learner, where its state came from), for each bootstrap.
+    faults: of a chaos run that has been judged.
+    problem: what is wrong with the files, in sentences.
 
   Raises:
     NoReport: there is no config.json of a run in it.
   """
 
-  def __init__(self, folder: pathlib.Path):
-    self._workdir = workdir = Workdir(folder)
+  def __init__(self, folder: pathlib.Path, label: str = ''):
+    self.workdir = workdir = Workdir(folder)
     if not workdir.config.exists():
       what = 'holds no run: no config.json' if folder.is_dir() else 'no folder'
       raise NoReport(f'{folder}: {what}')
-    self._setup = recorded_run.read(workdir.config)
+    self.setup = recorded_run.read(workdir.config)
+    self.config: Mapping = json.loads(workdir.config.read_text())
+    self.label = label or self.setup.name
+    self.learners = {
+      learner_name(m): FollowedLearner() for m in range(self.setup.learners)
+    }
+    self.rounds: collections.deque[RecordedRound] = collections.deque(
+      maxlen=ROUNDS_MAX
+    )
+    self.happenings: collections.deque = collections.deque(
+      maxlen=HAPPENINGS_MAX
+    )
+    self.kinds: collections.Counter[str] = collections.Counter()
+    self.goodput, self.age = ThinnedCurve(), ThinnedCurve(each=8)
+    self.waits = ThinnedCurve(each=8)  # Quorum, grace window, sync.
+    self.readied: list[tuple[float, int, str]] = []
+    self.status: RunStatus | None = None
+    self.evaluation: Evaluation | None = None
+    self.faults: tuple[RecordedFault, ...] = ()
+    self.problem = ''
+    self.last_s = 0.0  # Of the last thing that is known of the run.
+    self._work: Work | None = None  # As the tape has it.
+    self._is_counted = False  # The status is that of the tape.
     self._tape = Tail(workdir.tape, strict=False)
     self._launcher = Tail(workdir.events, strict=False)
     self._files = {
       name: Tail(workdir.metrics(name), strict=False)
-      for name in (*map(learner_name, range(self._setup.learners)), EVALUATOR)
-    }
-    self._learners = {
-      learner_name(m): _Learner() for m in range(self._setup.learners)
+      for name in (*self.learners, EVALUATOR)
     }
     self._events: list[dict] = []
     self._merges: list[dict] = []  # Of rounds that are not published.
-    self._rounds: collections.deque[RecordedRound] = collections.deque(
-      maxlen=ROUNDS_MAX
-    )
-    self._happenings: collections.deque = collections.deque(
-      maxlen=HAPPENINGS_MAX
-    )
-    self._kinds: collections.Counter[str] = collections.Counter()
     self._counts = TapeCounts()
-    self._heldout: list[tuple[float, float, float]] = []  # s, step, loss.
-    self._goodput, self._age = ThinnedCurve(), ThinnedCurve(each=8)
+    self._followed: list[tuple[float, float, float]] = []
     self._begin_s: float | None = None
-    self._last_s = 0.0
-    self._status: RunStatus | None = None
-    self._summary: RunSummary | None = None
-    self._problem: str | None = None
-    self._counted: dict | None = None  # In place of a status.
+    self._lost: tuple[tuple, Mapping[int, float]] = ((), {})
 
   def update(self) -> None:
     """Reads what was written since the last call."""
+    self.problem = ''
     for line in self._launcher.new_records():
       if _has(line, run_reader.EVENT):
         self._hear_launcher(line)
@@ -150,58 +177,67 @@ class FollowedRun:
       for record in file.new_records():
         if names.TIME in record:
           self._hear_metrics(name, record)
-    self._problem = self._counted = None
     try:
-      self._status = metrics_status.read_status(self._workdir.status)
-      self._summary = metrics_status.read_summary(self._workdir.summary)
-      if self._status is None and self._rounds:
-        self._counted = self._count()
+      self.evaluation = metrics_status.read_evaluation(self.workdir.evaluation)
+      self._read_status()
+      self.faults = recorded_faults.read(self.workdir, self.begin_s)
     except (MalformedFile, ValueError) as error:  # The next one may be whole.
-      self._problem = str(error)
+      self.problem = f'{self.problem} {error}'.strip()
 
-  def _count(self) -> dict | None:
-    losses = {
-      name: each.last.get(names.TRAIN_LOSS)
-      for name, each in self._learners.items()
-    }
-    return {
-      **self._counts.as_status(losses, self._kinds),
-      'goodput': tape_counts.goodput_of(self._workdir.result),
-    }
+  def _read_status(self) -> None:
+    found = metrics_status.of_run(self.workdir)
+    self._is_counted = found is None
+    if found is None:
+      heldout = {}
+      if self._followed:
+        _, step, loss = max(self._followed)
+        heldout = {'heldout_step': int(step), 'heldout_loss': loss}
+      found = self._counts.status(
+        self.setup,
+        {name: each.counts for name, each in self.learners.items()},
+        self.kinds,
+        elapsed_s=self.last_s - self.begin_s,
+        goodput=goodput_of(self.workdir.result, self._work, self.last_s),
+        **heldout,
+      )
+    self.status = found
 
   def _hear_launcher(self, event: dict) -> None:
     self._events.append(event)
     if event['process'] not in AFTERWARDS:
-      self._last_s = max(self._last_s, event[names.TIME])
-    self._happenings.append(
+      self.last_s = max(self.last_s, event[names.TIME])
+    self.happenings.append(
       (event[names.TIME], event['process'], event['event'], event['detail'])
     )
 
   def _hear_syncer(self, line: dict) -> None:
     at_s, kind = line[names.TIME], line['kind']
-    self._last_s = max(self._last_s, at_s)
-    if kind == 'ready' and self._begin_s is None:
-      self._begin_s = at_s
+    self.last_s = max(self.last_s, at_s)
+    if kind == 'ready':
+      self.readied.append((at_s, line.get('learner'), line.get('reason', '')))
+      if self._begin_s is None:
+        self._begin_s = at_s
     if kind == 'Worked':
       try:
-        work = work_of_tape([line], self._setup.learners)
+        work = work_of_tape([line], self.setup.learners)
       except ValueError as error:
-        self._problem = str(error)
+        self.problem = str(error)
       else:
-        self._goodput.add(at_s, work.goodput(at_s))
+        self._work = work
+        self.goodput.add(at_s, work.goodput(at_s))
     elif kind not in OF_ROUNDS:
-      self._kinds[kind] += 1
+      self.kinds[kind] += 1
       if 'reason' in line:
         learner = line.get('learner', -1)
         whom = SYNCER if learner < 0 else learner_name(learner)
-        self._happenings.append((at_s, whom, kind, line['reason']))
+        self.happenings.append((at_s, whom, kind, line['reason']))
 
   def _close_rounds(self, lines: Sequence[dict]) -> None:
     """Takes in published rounds; a merge may have been read earlier."""
     of_rounds = [line for line in lines if line['kind'] in ('Merge', 'Publish')]
     closed, broken = run_reader.rounds([*self._merges, *of_rounds], 0.0)
     if broken:
-      self._problem = ' '.join(broken)
+      self.problem = ' '.join(broken)
     done = max((each.number for each in closed), default=0)
     self._merges = [
       line
@@ -209,171 +245,180 @@ class FollowedRun:
       if line['kind'] == 'Merge' and line.get('round', 0) > done
     ]
     for each in closed:
-      self._rounds.append(each)
+      self.rounds.append(each)
       self._counts.add(each)
       merged = {share.learner for share in each.shares}
-      for m in range(self._setup.learners):
-        self._learners[learner_name(m)].merged.add(each.at_s, m in merged)
+      for m in range(self.setup.learners):
+        self.learners[learner_name(m)].merged.add(each.at_s, m in merged)
       for share in each.shares:
         if share.age_steps is not None:
-          self._age.add(each.at_s, share.age_steps)
+          self.age.add(each.at_s, share.age_steps)
+      if each.grace_s is not None:
+        self.waits.add(each.at_s, each.quorum_s, each.grace_s, each.sync_s)
 
   def _hear_metrics(self, name: str, record: dict) -> None:
     at_s = record[names.TIME]
-    self._last_s = max(self._last_s, at_s)
+    self.last_s = max(self.last_s, at_s)
     step = record.get(names.GLOBAL_STEP, record.get('step', 0))
     if names.EVAL_LOSS in record:
-      self._heldout.append((at_s, step, record[names.EVAL_LOSS]))
-    learner = self._learners.get(name)
+      self._followed.append((at_s, step, record[names.EVAL_LOSS]))
+    learner = self.learners.get(name)
     if learner is None or not _has(record, run_reader.STEP):
       return
-    was, learner.last = learner.last, record
+    was, many = learner.counts.last, 1
     if not was or record['step'] <= was['step'] or _differ(was, record):
       learner.spans.append([at_s - record[names.STEP_TIME], at_s])
+    else:
+      many = record['step'] - was['step']
     learner.spans[-1][1] = at_s
-    learner.step_s += record[names.STEP_TIME]
-    learner.stall_s += record[names.STALL_TIME]
+    learner.counts.add(record, many)
+    learner.tokens.add(at_s, learner.counts.tokens)
     if names.TRAIN_LOSS in record:
-      learner.loss.add(at_s, record[names.TRAIN_LOSS], step)
-
-  @property
-  def status(self) -> RunStatus | None:
-    """The syncer's last status; None before the first."""
-    return self._status
+      learner.loss.add(at_s, record[names.TRAIN_LOSS])
 
   # What is known -------------------------------------------------------------
 
-  def state(self, now_s: float | None = None) -> dict:
-    """Returns everything that the page shows, as JSON; times since the epoch.
+  @property
+  def begin_s(self) -> float:
+    """When the first learner was ready, else the first known time."""
+    if self._begin_s is not None:
+      return self._begin_s
+    return self._events[0][names.TIME] if self._events else self.last_s
+
+  def end_s(self, now_s: float | None = None) -> float:
+    """Until when it is shown: now, while it goes on; the lab has no clock."""
+    if self.state(now_s) in (STARTING, COMPILING, RUNNING):
+      return self.last_s if self._is_counted else _now(now_s)
+    return self.last_s
+
+  def state(self, now_s: float | None = None) -> str:
+    """Returns how the run is.
 
     Args:
       now_s: since the epoch; the present unless given.
     """
-    now_s = time.time() if now_s is None else now_s
-    lives, pauses = run_reader.lives(self._of_run(), 0.0)
-    how = self._how(now_s, lives)
-    is_now = how in (STARTING, RUNNING) and self._counted is None
-    found = {
-      'run': self._setup.name,
-      'folder': str(self._workdir.root.resolve()),
-      'state': how,
-      'now_s': now_s if is_now else self._last_s,
-      'begin_s': self._begins(),
-      'last_s': self._last_s,
-      'problem': self._problem,
-      'setup': dataclasses.asdict(self._setup),
-      'status': _asdict(self._status),
-      'counted': self._counted,
-      'summary': _asdict(self._summary),
-      'processes': list(self._processes(lives)),
-      'loss': {m: each.loss.points() for m, each in self._learners.items()},
-      'heldout': self._all_heldout(),
-      'participation': {
-        m: each.merged.points() for m, each in self._learners.items()
-      },
-      'goodput': self._goodput.points(),
-      'age': self._age.points(),
-      'rounds': [_round(each) for each in self._rounds],
-      'lives': [
-        (name, life.started_s, self._used_s(name, life), _end(life), life.death)
-        for name, each in lives.items()
-        for life in each
-      ],
-      'pauses': [(who, a, min(b, self._last_s)) for who, a, b in pauses],
-      'spans': {m: each.spans for m, each in self._learners.items()},
-      'kinds': dict(sorted(self._kinds.items())),
-      'happenings': sorted(self._happenings, key=lambda each: each[0]),
-    }
-    return files.finite(found)
-
-  def _begins(self) -> float:
-    if self._begin_s is not None:
-      return self._begin_s
-    return self._events[0][names.TIME] if self._events else self._last_s
-
-  def _of_run(self) -> list[dict]:
-    return [e for e in self._events if e['process'] not in AFTERWARDS]
-
-  def _how(self, now_s: float, lives: Mapping) -> str:
-    if self._summary is not None:
+    if self.kinds['End'] or (self.status and self.status.finished):
       return FINISHED
+    lives, _ = self.lives()
     lasts = [of_process[-1] for of_process in lives.values() if of_process]
     if lasts and all(life.ended_s < math.inf for life in lasts):
       return STOPPED
-    if self._status is None:
-      if self._kinds['End']:
-        return FINISHED
-      return RUNNING if self._rounds else STARTING
-    return SILENT if now_s - self._status.time_s > SILENT_S else RUNNING
+    if self.status is None or (self._is_counted and not self.rounds):
+      waits = self.kinds['Started'] and not self.readied
+      return COMPILING if waits else STARTING
+    if self._is_counted or self.status.time_s is None:
+      return RUNNING
+    return SILENT if _now(now_s) - self.status.time_s > SILENT_S else RUNNING
 
-  def _used_s(self, name: str, life) -> float | None:
-    """Returns when a learner's process made its first step; None: not yet."""
-    if name not in self._learners:
-      return life.started_s
-    begins_s = (begin_s for begin_s, _ in self._learners[name].spans)
-    return run_reader.first_within(begins_s, life)
+  def lives(self) -> tuple[dict[str, tuple[Life, ...]], tuple]:
+    """Returns each process's lives, and (process, begin, end) of pauses.
 
-  def _processes(self, lives: Mapping) -> Iterator[dict]:
-    known = {
-      learner_name(each.learner): each
-      for each in (self._status.learners if self._status else ())
-    }
-    for name in dict.fromkeys((SYNCER, *self._learners, *known, *lives)):
-      of_process, told = lives.get(name, ()), known.get(name)
-      metrics = self._learners.get(name, _Learner())
-      yield {
-        'name': name,
-        'state': self._process_state(of_process, told),
-        'starts': len(of_process) or (told.incarnations if told else None),
-        'global_step': metrics.last.get(names.GLOBAL_STEP),
-        'step': told.step if told else metrics.last.get('step'),
-        'loss': told.loss if told else metrics.last.get(names.TRAIN_LOSS),
-        'stall_share': (
-          metrics.stall_s / metrics.step_s if metrics.step_s else None
-        ),
-        **{
-          key: getattr(told, key, None)
-          for key in (
-            'tokens_per_s', 'participation', 'age_steps', 'stall_max_s',
-            'lag_versions', 'bytes_up', 'bytes_down',
-          )
-        },
-        **(self._of_tape(name) if self._counted else {}),
-      }  # fmt: skip
+    Times are since the epoch; a learner's use begins with its first step.
+    """
+    events = [e for e in self._events if e['process'] not in AFTERWARDS]
+    found, pauses = run_reader.lives(events, 0.0)
+    return {
+      name: tuple(self._used(name, life) for life in each)
+      for name, each in found.items()
+    }, pauses
 
-  def _process_state(self, lives: Sequence, told) -> str:
-    """The launcher knows what is dead, the syncer what the others do."""
-    if lives and lives[-1].ended_s < math.inf:
-      return 'dead' if lives[-1].death else 'ended'
-    if told is not None:
-      return told.state
-    if self._counted and self._kinds['End']:  # No launcher tells of the lab.
-      return 'ended'
-    return 'running' if lives else 'unknown'
+  def _used(self, name: str, life: Life) -> Life:
+    if name not in self.learners:
+      return dataclasses.replace(life, spoke_s=life.started_s)
+    begins_s = (begin_s for begin_s, _ in self.learners[name].spans)
+    stepped_s = run_reader.first_within(begins_s, life)
+    return dataclasses.replace(life, stepped_s=stepped_s)
 
-  def _of_tape(self, name: str) -> dict:
-    """Returns what stands in for the status of one process."""
-    return self._counts.of_learner(name) if name in self._learners else {}
+  def deaths(self) -> list[Life]:
+    """Returns lives that ended in a death, in the order of time."""
+    return recorded_run.deaths(self.lives()[0])
 
-  def _all_heldout(self) -> list[tuple[float, float, float]]:
-    """Losses of Θ, with the first and the last one after the run's end."""
-    found = sorted(self._heldout)
-    try:
-      final = metrics_status.read_evaluation(self._workdir.evaluation)
-    except MalformedFile:
-      final = None
-    if final is not None:
-      end_s = max((each.at_s for each in self._rounds), default=self._last_s)
-      end_step = max((each.step for each in self._rounds), default=0)
-      found = [(self._begins(), 0, final.initial_loss), *found]
-      found.append((end_s, end_step, final.final_loss))
+  def states(self) -> dict[str, str]:
+    """Returns the state of each process, as the page says it.
+
+    The launcher knows what is dead, the syncer what the others do.
+    """
+    lives, _ = self.lives()
+    known = self.status.learners if self.status else ()
+    told = {learner_name(each.learner): each.state for each in known}
+    found = {}
+    for name in dict.fromkeys((SYNCER, *self.learners, *told, *lives)):
+      last = lives[name][-1] if lives.get(name) else None
+      if last and last.ended_s < math.inf:
+        found[name] = 'dead' if last.death else 'ended'
+      elif self._is_counted and self.kinds['End']:
+        found[name] = 'ended'  # No launcher tells of the lab.
+      else:
+        found[name] = told.get(name) or ('running' if last else 'unknown')
     return found
 
+  def heldout(self) -> list[tuple[float, float, float]]:
+    """Returns (time, step, loss of Θ), with the evaluation after the end."""
+    found = sorted(self._followed)
+    if self.evaluation is not None:
+      end_s = max((each.at_s for each in self.rounds), default=self.last_s)
+      step = max((each.step for each in self.rounds), default=0)
+      found = [(self.begin_s, 0, self.evaluation.initial_loss), *found]
+      found.append((end_s, step, self.evaluation.final_loss))
+    return found
 
-def _round(each: RecordedRound) -> tuple:
-  """(number, step, due, quorum, window's end, published, shares)."""
-  ages = [(share.learner, share.age_s) for share in each.shares]
-  return each.number, each.step, *each.times_s, each.at_s, ages
+  def tokens_at(self, at_s: float) -> float:
+    """Returns the tokens that all learners had trained on by a time."""
+    return sum(
+      _until(each.tokens.points(), at_s) for each in self.learners.values()
+    )
+
+  def lost_tokens(self) -> Mapping[int, float]:
+    """Returns the tokens that deaths took, by learner, mean over fragments.
+
+    They are those of the token ledger; empty where no event logs of learners
+    are, or where these are too long to be read while a page waits.
+    """
+    tapes = [self.workdir.tape, *self.workdir.tapes.glob('*.jsonl')]
+    files = [part for path in tapes for part in parts(path)]
+    seen = len(self.deaths()), len(self.readied), self.kinds['End']
+    if self._lost[0] == seen:
+      return self._lost[1]
+    lost: collections.Counter[int] = collections.Counter()
+    small = sum(path.stat().st_size for path in files) <= LEDGER_BYTES_MAX
+    if small and self.workdir.tapes.exists():
+      blend = self.config.get('protocol', {}).get('blend', 'carry')
+      try:
+        rows = token_tapes.rows_of(
+          self.workdir, self.setup.fragments, self.setup.tokens_per_step, blend
+        )
+      except (CorruptLine, KeyError) as error:
+        self.problem = f'{self.problem} {error}'.strip()
+        rows = {}
+      for (m, _), counts in rows.items():
+        lost[m] += dict(counts.lost).get(DIED, 0) / self.setup.fragments
+    self._lost = seen, lost
+    return lost
+
+  def machine(self) -> Mapping:
+    """Returns what a learner said of its machine; empty for one of the lab."""
+    for m in range(self.setup.learners):
+      path = self.workdir.learner_tape(m)
+      for each in parts(path):
+        with each.open() as file:
+          line = file.readline()
+        if line.endswith('\n'):
+          return json.loads(line).get('machine', {})
+    return {}
+
+
+def _until(points: Sequence[tuple[float, float]], at_s: float) -> float:
+  """Interpolates a rising curve of (time, value) that begins at 0."""
+  place = bisect.bisect_right(points, (at_s, math.inf))
+  if place == len(points):
+    return points[-1][1] if points else 0.0
+  t1, y1 = points[place]
+  t0, y0 = points[place - 1] if place else (min(at_s, t1), 0.0)
+  return y0 + (y1 - y0) * (at_s - t0) / (t1 - t0) if t1 > t0 else y0
+
+
+def _now(now_s: float | None) -> float:
+  return time.time() if now_s is None else now_s
 
 
 def _has(record: Mapping, keys: Sequence[str]) -> bool:
@@ -382,11 +427,3 @@ def _has(record: Mapping, keys: Sequence[str]) -> bool:
 
 def _differ(was: Mapping, record: Mapping) -> bool:
   return was.get(names.INCARNATION) != record.get(names.INCARNATION)
-
-
-def _end(life) -> float | None:
-  return life.ended_s if life.ended_s < math.inf else None
-
-
-def _asdict(value) -> dict | None:
-  return None if value is None else dataclasses.asdict(value)

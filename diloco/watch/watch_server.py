@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves the page of a run, and its state, over HTTP; reads only."""
+"""Serves the page of a run or a sweep and its figures over HTTP."""
 
 import json
 import pathlib
 import threading
 import time
 
+from diloco.metrics import status
 from diloco.monitoring import run_metrics
 from diloco.monitoring.http_pages import HTML, JSON, PageServer, check_host
-from diloco.watch import live_page
-from diloco.watch.followed_run import FollowedRun
+from diloco.pages import page
+from diloco.pages.parts import ReportPage
+from diloco.watch.folders import FollowedFolders
 
 EVERY_S = 1.5  # How often a page asks.
-FRESH_S = 1.0  # A state that is younger is given again.
+FRESH_S = 1.0  # A page that is younger is given again.
 
 
 class WatchServer(PageServer):
@@ -21,13 +23,13 @@ class WatchServer(PageServer):
   Nothing is read unless a page asks, and then at most every `FRESH_S`.
 
   Args:
-    folder: of the run.
+    folder: of the run or the sweep.
     host: where it listens; see `check_host`.
     port: 0 takes a free one.
     insecure: any name of this host may be asked for.
 
   Raises:
-    NoReport: the folder holds no run.
+    NoReport: the folder holds neither.
     ValueError: other machines could read the run.
     OSError: it can't listen there.
   """
@@ -36,31 +38,33 @@ class WatchServer(PageServer):
     self, folder: pathlib.Path, host: str, port: int, insecure: bool = False
   ):
     check_host(host, insecure, f'--host={host}', '--insecure')
-    self._run = FollowedRun(folder)
+    self._followed = FollowedFolders([folder])
     self._reading = threading.Lock()
-    self._state: dict = {}
-    self._read_s = -FRESH_S
+    self._page: ReportPage | None = None
+    self._made_s = -FRESH_S
     super().__init__(host, port, insecure)
 
-  def state(self) -> dict:
-    """Returns the state of the run, at most `FRESH_S` old."""
+  def page(self) -> ReportPage:
+    """Returns the page, at most `FRESH_S` old."""
     with self._reading:
-      if time.monotonic() - self._read_s >= FRESH_S:
-        self._run.update()
-        self._state = self._run.state()
-        self._read_s = time.monotonic()
-      return self._state
+      if self._page is None or time.monotonic() - self._made_s >= FRESH_S:
+        self._page = self._followed.page()
+        self._made_s = time.monotonic()
+      return self._page
 
   def answer(self, path: str) -> tuple[str, str] | None:
     """Returns (type, text) of a path; None: there is no such page."""
     match path:
       case '/':
-        return HTML, live_page.of(self.state(), EVERY_S)
+        return HTML, page.render(self.page(), EVERY_S)
       case '/data.json':
-        return JSON, live_page.as_json(self.state())
+        return JSON, page.as_json(self.page())
       case '/status':
-        return JSON, json.dumps(self.state()['status'])
+        self.page()
+        found = self._followed.status
+        return JSON, json.dumps(found and status.as_json(found))
       case '/metrics':
-        self.state()
-        return run_metrics.CONTENT_TYPE, run_metrics.text(self._run.status)
+        self.page()
+        text = run_metrics.text(self._followed.status)
+        return run_metrics.CONTENT_TYPE, text
     return None

@@ -12,6 +12,5 @@ Start with `registry`: one class a back end, which starts a
   dry_run                       what a launch would do, as text
   newcomers                     learners of a local run, added and removed
   command_lines                 a role's command, with its addresses
-  syncer_sizes                  what the planner says of the syncer's machine
   commands                      runs the programs of the back ends
 """

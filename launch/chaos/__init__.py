@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs real processes under a seeded plan of faults: python -m launch.chaos …
 
-Start with `faults`, the kinds; a kind acts on a stage, of real processes or of
-simulated ones. The verdict is made from the run's folder alone.
+Start with `diloco.faults`, the kinds; a kind acts on a stage, of real processes
+or of simulated ones. The verdict is made from the run's folder alone.
 
   __main__    the command
   fault_plan  draws a plan from a seed; pure
-  faults      the kinds of faults, in verbs of a stage
   stage       real processes: signals, limits, clocks, their relay
   relay       carries their connections, cut, slow, late or lossy, and counts
   clock       a wall clock that can be set wrong from outside
   conductor   performs a plan, and writes down what happened
   live_run    processes followed from outside, by their files
-  resources   memory, descriptors and threads of processes
   simulated   the same plan on the machines under the simulated clock
   record      what is read of a run's folder; how fast its processes were
   outcomes    what each fault did, and the figures of a run

@@ -3,14 +3,14 @@ r"""Runs a syncer and learners under a seeded plan of faults, and judges them.
 
   python -m launch.chaos --config=experiments/NAME.py --workdir=DIR \
     --seed=0 --minutes=3 --faults_per_hour=240 [--kinds=kill,cut,…] \
-    [--twins=2 --twins_faster=1] [--hosts=2,1 --cpu_devices] [--overwrite] \
+    [--twins=0 --twins_faster=1] [--hosts=2,1 --cpu_devices] [--overwrite] \
     [--config.a.b=c …]
 
 Real processes on loopback, whose connections go through a relay, so it needs
 no root. The same plan then drives the machines under the simulated clock, and
-fault-free twins train as many tokens. Exit code 0: the verdict holds; 1: it
-does not, or the run failed; 78: it can't run as asked; 130, 143: Ctrl-C,
-SIGTERM.
+`--twins=2` trains as many tokens twice without faults. Exit code 0: the verdict
+holds; 1: it does not, or the run failed; 78: it can't run as asked; 130, 143:
+Ctrl-C, SIGTERM.
 """
 
 import dataclasses
@@ -21,10 +21,12 @@ from collections.abc import Sequence
 import rich.console
 from absl import flags as absl_flags
 
+from diloco import faults
 from diloco.config import flags
 from diloco.config.data_section import missing_paths
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
+from diloco.faults import Fault, RefusedFault
 from diloco.metrics import files
 from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import Workdir, shard_name
@@ -32,16 +34,17 @@ from diloco.transport.sockets import is_loopback
 from launch import program as launch_program
 from launch.chaos import fault_plan, judging, stage
 from launch.chaos.conductor import ChaosRun, Folder
-from launch.chaos.faults import KINDS
 from launch.chaos.live_run import Overdue, RunFailed
 from launch.local import occupy
 from launch.program import SYNCER, Processes
 from launch.session import Interrupted, signals
 
+KINDS = faults.performed_by(stage.RealStage)
 EXAMPLE = 'experiments/tests_tiny.py'
 PLANE = 'grpc'  # The other one's connections can't go through a relay.
 FOREVER_STEPS = 10**8  # The command ends the run.
 WIDTH_MIN = 120
+OTHERWISE_MINUTES = 1.5  # Starts, calm before the plan, all back after it.
 
 
 def define_flags() -> None:
@@ -57,8 +60,8 @@ def define_flags() -> None:
   absl_flags.DEFINE_list('kinds', [], f'Some of {", ".join(KINDS)}.')
   absl_flags.DEFINE_integer(
     'twins',
-    2,
-    'Runs without faults to compare the loss with.',
+    0,
+    'Runs without faults to compare the loss with, one after the other.',
     lower_bound=0,
   )
   absl_flags.DEFINE_float(
@@ -103,7 +106,7 @@ def adapted(
 
 def read_plan(
   config: RunConfig, learners: Sequence[Processes]
-) -> tuple[fault_plan.PlannedFault, ...]:
+) -> tuple[Fault, ...]:
   """Draws the plan that the flags ask for.
 
   Raises:
@@ -112,8 +115,10 @@ def read_plan(
   given = absl_flags.FLAGS
   problems = []
   for kind in given.kinds:
-    if kind not in KINDS:
-      problems.append(f'--kinds={kind}: must be some of {", ".join(KINDS)}')
+    try:
+      faults.check(stage.RealStage, kind)
+    except RefusedFault as error:
+      problems.append(f'--kinds={error}')
   if not given.minutes > 0:
     problems.append(f'--minutes={given.minutes:g}: must be above 0')
   if not given.faults_per_hour >= 0:
@@ -129,7 +134,7 @@ def read_plan(
     servers=(SYNCER, *map(shard_name, range(1, config.syncer.shards))),
     hosts=hosts,
   )
-  shapes = {kind: KINDS[kind].shape for kind in given.kinds or KINDS}
+  shapes = {kind: KINDS[kind] for kind in given.kinds or KINDS}
   if not given.kinds:  # All that this run can have.
     shapes = {k: s for k, s in shapes.items() if fault_plan.can_befall(s, cast)}
   seconds = given.minutes * 60
@@ -167,12 +172,19 @@ def _checked(argv, config: RunConfig) -> tuple[Processes, ...]:
   )
 
 
+def lasts(minutes: float, twins: int, faster: float) -> str:
+  """Returns how long it will take, in words."""
+  whole = OTHERWISE_MINUTES + minutes + twins * (1 + minutes / faster)
+  without = f', {twins} runs without faults included' if twins else ''
+  return f'it takes about {whole:.0f} minutes{without}; Ctrl-C ends it'
+
+
 def main(argv) -> int:
   given = absl_flags.FLAGS
   asked = flags.load()
   learners = _checked(argv, asked)
   config, more, told = adapted(asked, given.twins)
-  faults = read_plan(config, learners)
+  plan = read_plan(config, learners)
   root = pathlib.Path(given.workdir)
   left = stage.noted(Folder(Workdir(root)).processes)
   workdir, lock, _ = occupy(root, given.overwrite)
@@ -189,10 +201,11 @@ def main(argv) -> int:
   for pid in stage.end_left(left):
     say(f'process {pid}, which an earlier run has left, was killed')
   say(
-    f'chaos: seed {given.seed}, {given.minutes:g} minutes, {len(faults)} '
+    f'chaos: seed {given.seed}, {given.minutes:g} minutes, {len(plan)} '
     f'faults, in {workdir.root}'
   )
-  for line in (*told, *map(str, faults)):
+  say(f'  {lasts(given.minutes, given.twins, given.twins_faster)}')
+  for line in (*told, *map(str, plan)):
     say(f'  {line}')
   arguments = [*flags.arguments(), *more]
   folder = Folder(workdir)
@@ -203,7 +216,7 @@ def main(argv) -> int:
       'seed': given.seed,
       'minutes': given.minutes,
       'faults_per_hour': given.faults_per_hour,
-      'faults': [dataclasses.asdict(fault) for fault in faults],
+      'faults': [dataclasses.asdict(fault) for fault in plan],
     },
   )
   try:
@@ -211,7 +224,7 @@ def main(argv) -> int:
       ChaosRun(
         *(config, arguments, workdir, learners, say, received, given.seed),
         shown.say,
-      ).perform(faults, given.minutes * 60)
+      ).perform(plan, given.minutes * 60)
       twins = judging.Twins(
         *(config, arguments, learners, say, received, given.twins_faster),
         shown.say,

@@ -3,7 +3,7 @@
 
 The folder `chaos/` of the run then holds `plan.json` (what was planned, and
 how), `faults.jsonl` (what was performed, when, and what the relay counted),
-and `course.json` (times of the run's phases, growth of processes).
+and `course.json` (times of the run's phases).
 """
 
 import dataclasses
@@ -14,27 +14,25 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
+from diloco import faults
 from diloco.config.run_config import RunConfig
+from diloco.faults import KINDS, WAYS, Fault
 from diloco.metrics import files
-from diloco.metrics.run_progress import clock
+from diloco.metrics.figures import clock
 from diloco.metrics.workdir import Workdir, learner_name
-from launch.chaos import faults
 from launch.chaos import stage as chaos_stage
-from launch.chaos.fault_plan import PlannedFault
-from launch.chaos.faults import KINDS
-from launch.chaos.live_run import LiveRun, Overdue, participants
-from launch.chaos.relay import WAYS, Relay
-from launch.chaos.resources import ResourceWatch
+from launch.chaos.live_run import LiveRun, Overdue
+from launch.chaos.relay import Relay
 from launch.chaos.stage import Clocks, Parts, RealStage
-from launch.program import SYNCER, Processes
+from launch.program import Processes
 from launch.session import Interrupted
-from launch.supervisor import DISMISSED, ProcessEvent
+from launch.supervisor import ProcessEvent
 
 # Until every learner is merged, at first and at the end: no measure of speed,
 # but what a hang would pass. On a machine of load 18, starts took 150 s.
 READY_S = 600.0
 CALM_S = 15.0  # Before the plan, to measure speeds and links.
-QUIET_S = 50.0  # After it, to measure growth.
+QUIET_S = 5.0  # After it, in which nothing may die.
 LATE_S = 20.0  # So long a fault waits for its target to run.
 AGAIN_S = 0.2
 TURN_S = 0.02
@@ -50,7 +48,6 @@ class Course:
     calm_s: every learner had been merged.
     began_s: the plan began.
     ended_s: its last second was over.
-    growths: of each process that was long enough at work with all others.
     left: processes that were still there when all had been stopped.
     unready: why the run was not whole again at the end; '': it was.
     late_turns: when this command itself was late, and by how much: what it has
@@ -60,7 +57,6 @@ class Course:
   calm_s: float
   began_s: float
   ended_s: float
-  growths: tuple[dict, ...]
   left: tuple[str, ...]
   unready: str
   late_turns: tuple[tuple[float, float], ...] = ()
@@ -120,13 +116,10 @@ class ChaosRun:
     self._show = show
     self._received = received
     self._relay = Relay(chaos_stage.hosts_of(config), seed)
-    names = [SYNCER, *map(learner_name, range(config.protocol.learners))]
-    self._roles = frozenset(names)
-    self._resources = ResourceWatch(names, hub=SYNCER)
     self._pids: dict[str, int] = {}
-    self._read_lines = 0
+    self._started: dict[str, chaos_stage.ProcessId] = {}  # By name and pid.
 
-  def perform(self, plan: Sequence[PlannedFault], seconds: float) -> None:
+  def perform(self, plan: Sequence[Fault], seconds: float) -> None:
     """Runs from the first process to the last; writes the folder's files.
 
     Raises:
@@ -144,7 +137,8 @@ class ChaosRun:
         finally:
           stage.end_all()
     run.read()
-    course = dataclasses.replace(course, left=tuple(self._resources.left()))
+    left = (name for name, each in self._started.items() if each.is_running)
+    course = dataclasses.replace(course, left=tuple(left))
     files.write_json(self._folder.course, dataclasses.asdict(course))
 
   def without_faults(
@@ -171,7 +165,7 @@ class ChaosRun:
       self._workdir,
       self._config.run.restart_delay_s,
       announce=self._on_event,
-      on_poll=lambda: self._look(run),
+      on_poll=self._look,
       parts=parts,
     )
     return run, parts
@@ -180,7 +174,7 @@ class ChaosRun:
     self,
     run: LiveRun,
     stage: RealStage,
-    plan: Sequence[PlannedFault],
+    plan: Sequence[Fault],
     seconds: float,
   ) -> Course:
     self._show('the processes start')
@@ -210,9 +204,8 @@ class ChaosRun:
       run.spend(QUIET_S)
     except Overdue as error:
       unready = str(error)
-    growths = tuple(map(dataclasses.asdict, self._resources.growths()))
     late_turns = tuple(performance.late_turns)
-    return Course(calm_s, began_s, ended_s, growths, (), unready, late_turns)
+    return Course(calm_s, began_s, ended_s, (), unready, late_turns)
 
   def _carried(self, run: LiveRun) -> dict[str, int]:
     return {
@@ -221,7 +214,7 @@ class ChaosRun:
     }
 
   def _is_whole(
-    self, run: LiveRun, plan: Sequence[PlannedFault], since_s: float
+    self, run: LiveRun, plan: Sequence[Fault], since_s: float
   ) -> bool:
     """Returns True if all learners but those that left have been merged."""
     left = {fault.target for fault in plan if faults.removes(fault.kind)}
@@ -230,30 +223,19 @@ class ChaosRun:
     ids = [int(name.rpartition('-')[2]) for name in names]
     return all(run.merges(since_s, m) for m in ids)
 
-  def _look(self, run: LiveRun) -> None:
-    """Notes which processes are at work, at every poll."""
+  def _look(self) -> None:
+    """Ends the run for a signal, at every poll."""
     if self._received:
       raise Interrupted(self._received[0])
-    for line in run.tape[self._read_lines :]:
-      if line['kind'] == 'Publish':
-        for name in (SYNCER, *map(learner_name, participants(line))):
-          if name in self._roles:
-            self._resources.works(name)
-    self._read_lines = len(run.tape)
-    self._resources.sample()
 
   def _on_event(self, event: ProcessEvent) -> None:
+    name, pid = event.process, event.pid
     match event.event:
-      case 'started':
-        self._resources.follow(event.process, event.pid)
-        self._pids[event.process] = event.pid
+      case 'started':  # Before it is reaped: no other can have its pid.
+        self._started[f'{name} ({pid})'] = chaos_stage.process_id(pid)
+        self._pids[name] = pid
       case 'exited':
-        self._pids.pop(event.process, None)
-        self._resources.dies(event.process)
-        if event.detail.endswith(DISMISSED):
-          self._resources.leaves(event.process)
-      case 'killed':
-        self._resources.dies(event.process)
+        self._pids.pop(name, None)
     chaos_stage.note_processes(
       self._folder.processes, list(self._pids.values())
     )
@@ -282,7 +264,7 @@ class _Performance:
     self._begun: dict[int, tuple[float, dict]] = {}  # By number.
     self.late_turns: list[tuple[float, float]] = []
 
-  def of(self, plan: Sequence[PlannedFault], seconds: float) -> None:
+  def of(self, plan: Sequence[Fault], seconds: float) -> None:
     """Performs a plan that takes so long."""
     began_s = time.monotonic()
     for fault in plan:
@@ -305,10 +287,10 @@ class _Performance:
       else:
         self._write(fault, {'failed': 'the plan was over before'})
 
-  def _at(self, at_s: float, what: str, fault: PlannedFault) -> None:
+  def _at(self, at_s: float, what: str, fault: Fault) -> None:
     heapq.heappush(self._due, (at_s, next(self._order), what, fault))
 
-  def _begin(self, fault: PlannedFault, now_s: float) -> None:
+  def _begin(self, fault: Fault, now_s: float) -> None:
     if not faults.adds(fault.kind) and not self._stage.is_there(fault.target):
       if now_s < fault.at_s + LATE_S:
         self._at(now_s + AGAIN_S, 'begin', fault)
@@ -321,11 +303,11 @@ class _Performance:
     if KINDS[fault.kind].counters:
       counts = {w: self._relay.counts(fault.target, w) for w in WAYS}
     self._begun[fault.number] = time.time(), counts
-    KINDS[fault.kind].begin(self._stage, fault)
+    faults.begin(self._stage, fault)
     self._at(now_s + fault.hold_s, 'end', fault)
 
-  def _end(self, fault: PlannedFault, now_s: float) -> None:
-    KINDS[fault.kind].end(self._stage, fault)
+  def _end(self, fault: Fault, now_s: float) -> None:
+    faults.end(self._stage, fault)
     began_s, counts = self._begun.pop(fault.number)
     counted = {
       way: self._relay.counts(fault.target, way).since(before)
@@ -341,7 +323,7 @@ class _Performance:
       },
     )
 
-  def _write(self, fault: PlannedFault, found: dict) -> None:
+  def _write(self, fault: Fault, found: dict) -> None:
     line = {**dataclasses.asdict(fault), **found}
     with self._path.open('a') as file:
       file.write(json.dumps(line) + '\n')

@@ -7,6 +7,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from diloco.faults import (
+  CLOCK_JUMP_S,
+  HOST,
+  LEARNER,
+  MEMBER,
+  NEWCOMER,
+  SERVER,
+  WAYS,
+  Fault,
+  Kind,
+)
 from diloco.metrics.workdir import learner_name
 
 QUIET_END_S = 10.0  # Without a new fault, at the end.
@@ -15,59 +26,10 @@ RECOVERY_S = 15.0  # Until a target can be hit again.
 STAYS_S = 100.0  # A newcomer that is to leave does so within this time.
 LESS = 0.9  # Of a rate that does not fit is tried.
 TRIES = 200  # Moments at which a fault is tried to be placed.
-# What a fault can befall.
-LEARNER = 'learner'
-SERVER = 'syncer'  # The syncer, and its shards.
-HOST = 'host'  # One process of a learner of several hosts.
-NEWCOMER = 'newcomer'  # An id that was not there before.
-MEMBER = 'member'  # A learner, which does not come back.
-WAYS = ('up', 'down')
 
 
 class Unplannable(ValueError):
   """So many faults, of these kinds, do not fit; says what would."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-  """The part of a kind of fault that a plan must know.
-
-  Attributes:
-    befalls: which of the above it can befall.
-    hold_s: bounds of how long it lasts; (0, 0): it is a moment.
-    one_way: it befalls one way of a link.
-  """
-
-  befalls: tuple[str, ...]
-  hold_s: tuple[float, float] = (0.0, 0.0)
-  one_way: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedFault:
-  """One fault of a plan."""
-
-  number: int  # From 1, in the order of time.
-  at_s: float  # Since the begin of the plan.
-  kind: str
-  target: str  # 'syncer', 'shard-1', 'learner-0', or its host 'learner-0.1'.
-  hold_s: float = 0.0
-  way: str = ''  # 'up', 'down'; '': it befalls no link, or both ways.
-
-  @property
-  def end_s(self) -> float:
-    return self.at_s + self.hold_s
-
-  @property
-  def learner(self) -> int | None:
-    """The id of the learner that it befalls; None: a process of the syncer."""
-    name, _, number = self.target.partition('.')[0].partition('-')
-    return int(number) if name == 'learner' else None
-
-  def __str__(self) -> str:
-    way = f', {self.way}' if self.way else ''
-    hold = f' for {self.hold_s:.1f} s' if self.hold_s else ''
-    return f'{self.at_s:6.1f} s  {self.kind} {self.target}{way}{hold}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +53,9 @@ def draw(
   seed: int,
   seconds: float,
   faults_per_hour: float,
-  shapes: Mapping[str, Shape],
+  shapes: Mapping[str, Kind],
   cast: Cast,
-) -> tuple[PlannedFault, ...]:
+) -> tuple[Fault, ...]:
   """Returns the plan of a seed.
 
   Each kind comes as often as the others. No process is hit again before it had
@@ -128,9 +90,9 @@ def _placed(
   seed: int,
   seconds: float,
   faults_per_hour: float,
-  shapes: Mapping[str, Shape],
+  shapes: Mapping[str, Kind],
   cast: Cast,
-) -> tuple[PlannedFault, ...] | None:
+) -> tuple[Fault, ...] | None:
   """Returns the plan; None if one of its faults found no place."""
   rng = np.random.default_rng(seed)
   places = _Places(seconds, cast)
@@ -142,7 +104,7 @@ def _placed(
 
 
 def _dealt(
-  many: int, shapes: Mapping[str, Shape], rng: np.random.Generator
+  many: int, shapes: Mapping[str, Kind], rng: np.random.Generator
 ) -> list[str]:
   """Returns the kinds in the order in which they are to be placed.
 
@@ -152,15 +114,15 @@ def _dealt(
   kinds: list[str] = []
   while shapes and len(kinds) < many:
     deck = [str(kind) for kind in rng.permutation(sorted(shapes))]
-    deck.sort(key=lambda kind: NEWCOMER not in shapes[kind].befalls)
+    deck.sort(key=lambda kind: NEWCOMER not in shapes[kind].targets)
     kinds += deck[: many - len(kinds)]
   return sorted(
     kinds,
-    key=lambda kind: not {NEWCOMER, MEMBER} & set(shapes[kind].befalls),
+    key=lambda kind: not {NEWCOMER, MEMBER} & set(shapes[kind].targets),
   )
 
 
-def can_befall(shape: Shape, cast: Cast) -> bool:
+def can_befall(shape: Kind, cast: Cast) -> bool:
   """Returns True if it can befall a process of this run at some time."""
   there = {
     LEARNER: cast.learners > 0,
@@ -169,7 +131,7 @@ def can_befall(shape: Shape, cast: Cast) -> bool:
     NEWCOMER: cast.ids_max > cast.learners,
     MEMBER: cast.learners > 1,
   }
-  return any(there[which] for which in shape.befalls)
+  return any(there[which] for which in shape.targets)
 
 
 class _Places:
@@ -178,11 +140,11 @@ class _Places:
   def __init__(self, seconds: float, cast: Cast):
     self._seconds = seconds
     self._cast = cast
-    self._faults: list[PlannedFault] = []
+    self._faults: list[Fault] = []
     self._left: dict[str, float] = {}  # When a learner left for good.
     self._joined: dict[str, float] = {}  # When one that is new has joined.
 
-  def put(self, kind: str, shape: Shape, rng: np.random.Generator) -> bool:
+  def put(self, kind: str, shape: Kind, rng: np.random.Generator) -> bool:
     """Places one; returns False if no place was found."""
     last_s = self._seconds - QUIET_END_S - shape.hold_s[1]
     if last_s <= 0:
@@ -197,34 +159,38 @@ class _Places:
       way = ''
       if shape.one_way:
         way = str(rng.choice(WAYS))
-      fault = PlannedFault(0, at_s, kind, target, hold_s, way)
+      fault = Fault(0, at_s, kind, target, hold_s, way)
       if not self._spares_one([*self._faults, fault], shape):
         continue
-      if MEMBER in shape.befalls:
+      if MEMBER in shape.targets:
         self._left[target] = at_s
-      if NEWCOMER in shape.befalls:
+      if NEWCOMER in shape.targets:
         self._joined[target] = at_s
       self._faults.append(fault)
       return True
     return False
 
   def _draw_s(
-    self, shape: Shape, last_s: float, rng: np.random.Generator
+    self, shape: Kind, last_s: float, rng: np.random.Generator
   ) -> float:
     """Draws a moment; a newcomer leaves soon, or ever more would be there."""
-    if NEWCOMER in shape.befalls:  # And leaves before the end.
+    if NEWCOMER in shape.targets:  # And leaves before the end.
       return float(rng.uniform(0, max(last_s / 2, last_s - STAYS_S)))
     staying = (s for m, s in self._joined.items() if m not in self._left)
     begin_s = min(staying, default=last_s) + RECOVERY_S
-    if MEMBER in shape.befalls and begin_s < last_s:
+    if MEMBER in shape.targets and begin_s < last_s:
       return float(rng.uniform(begin_s, min(last_s, begin_s + STAYS_S)))
     return float(rng.uniform(0, last_s))
 
-  def plan(self) -> tuple[PlannedFault, ...]:
+  def plan(self) -> tuple[Fault, ...]:
     """Returns all faults in the order of time, numbered."""
     ordered = sorted(self._faults, key=lambda fault: fault.at_s)
     return tuple(
-      dataclasses.replace(fault, number=number)
+      dataclasses.replace(
+        fault,
+        number=number,
+        jump_s=CLOCK_JUMP_S if number % 2 == 0 else -CLOCK_JUMP_S,
+      )
       for number, fault in enumerate(ordered, start=1)
     )
 
@@ -234,25 +200,25 @@ class _Places:
     near = times_s[max(0, place - 1) : place + 1]
     return any(abs(each - at_s) < BETWEEN_S for each in near)
 
-  def _targets(self, shape: Shape, begin_s: float, end_s: float) -> list[str]:
+  def _targets(self, shape: Kind, begin_s: float, end_s: float) -> list[str]:
     """Returns the processes that it can befall then."""
     cast, found = self._cast, []
-    if SERVER in shape.befalls:
+    if SERVER in shape.targets:
       found += [s for s in cast.servers if self._is_free(s, begin_s, end_s)]
-    if NEWCOMER in shape.befalls:
+    if NEWCOMER in shape.targets:
       unused = cast.learners + len(self._joined)
       found += [learner_name(unused)] if unused < cast.ids_max else []
     members = [m for m in self._members() if self._is_free(m, begin_s, end_s)]
-    if LEARNER in shape.befalls:
+    if LEARNER in shape.targets:
       found += members
-    if HOST in shape.befalls:
+    if HOST in shape.targets:
       found += [
         f'{learner_name(m)}.{host}'
         for m, hosts in enumerate(cast.hosts)
         for host in range(1, hosts)
         if learner_name(m) in members
       ]
-    if MEMBER in shape.befalls:
+    if MEMBER in shape.targets:
       found += self._dispensable(members, begin_s)
     return found
 
@@ -262,11 +228,7 @@ class _Places:
 
   def _dispensable(self, members: Sequence[str], at_s: float) -> list[str]:
     """Returns those that can leave for good: newcomers, if there are some."""
-    later = [
-      fault.target.partition('.')[0]
-      for fault in self._faults
-      if fault.end_s >= at_s
-    ]
+    later = [fault.process for fault in self._faults if fault.end_s >= at_s]
     able = [m for m in members if m not in later and m not in self._left]
     new = [m for m in able if m in self._joined]
     stays = self._cast.learners - len(self._left)
@@ -279,13 +241,13 @@ class _Places:
     if end_s + RECOVERY_S > self._left.get(target, float('inf')):
       return False
     return not any(
-      fault.target.partition('.')[0] == target
+      fault.process == target
       and begin_s < fault.end_s + RECOVERY_S
       and fault.at_s < end_s + RECOVERY_S
       for fault in self._faults
     )
 
-  def _spares_one(self, faults: Sequence[PlannedFault], shape: Shape) -> bool:
+  def _spares_one(self, faults: Sequence[Fault], shape: Kind) -> bool:
     """Returns True if a learner is left alone at any time.
 
     Args:
@@ -293,7 +255,7 @@ class _Places:
       shape: of the last one.
     """
     left, joined = dict(self._left), dict(self._joined)
-    if MEMBER in shape.befalls:
+    if MEMBER in shape.targets:
       left[faults[-1].target] = faults[-1].at_s
     own = {learner_name(m) for m in range(self._cast.learners)}
     # A learner becomes hit at these moments only.
@@ -301,7 +263,7 @@ class _Places:
       new = {m for m, since_s in joined.items() if since_s + RECOVERY_S <= at_s}
       gone = {m for m, since_s in left.items() if since_s <= at_s}
       hit = {
-        fault.target.partition('.')[0]
+        fault.process
         for fault in faults
         if fault.at_s <= at_s <= fault.end_s + RECOVERY_S
       }

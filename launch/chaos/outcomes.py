@@ -8,13 +8,14 @@ import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from diloco import faults
+from diloco.faults import KINDS, Fault
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics import names
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.workdir import learner_name
-from launch.chaos import faults, simulated
-from launch.chaos.fault_plan import RECOVERY_S, PlannedFault
-from launch.chaos.faults import KINDS
+from launch.chaos import simulated
+from launch.chaos.fault_plan import RECOVERY_S
 from launch.chaos.live_run import WrittenStep, participants
 from launch.chaos.record import Record, begin_of, fault_of
 from launch.chaos.simulated import SimulatedRun
@@ -65,7 +66,7 @@ def outcomes(record: Record) -> tuple[Outcome, ...]:
 
 def _outcome(
   record: Record,
-  fault: PlannedFault,
+  fault: Fault,
   line: Mapping | None,
   returns: Mapping[int, float | None],
   gaps: Gaps,
@@ -154,7 +155,7 @@ def _returns(record: Record) -> dict[int, float | None]:
 
 
 def _back(
-  record: Record, fault: PlannedFault, ended_s: float, later: Iterable[Mapping]
+  record: Record, fault: Fault, ended_s: float, later: Iterable[Mapping]
 ) -> float | None:
   """Returns when the target did its part again; None: never.
 
@@ -164,7 +165,7 @@ def _back(
   if faults.removes(fault.kind):
     return None
   since_s: float | None = ended_s
-  if fault.learner is not None and faults.outage(fault.kind):
+  if fault.learner is not None and KINDS[fault.kind].is_outage:
     since_s = _started_s(record, fault.target, ended_s)
     if since_s is None:
       return None

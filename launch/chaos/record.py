@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from diloco.config import run_config
 from diloco.config.run_config import RunConfig
+from diloco.faults import Fault
 from diloco.metrics import names, token_tapes
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos.conductor import Course, Folder
-from launch.chaos.fault_plan import PlannedFault
 from launch.chaos.live_run import WrittenStep
 from launch.chaos.simulated import Speed
 from launch.program import SYNCER
@@ -28,7 +28,7 @@ class Record:
   """All that is read of a run's folder."""
 
   config: RunConfig
-  plan: tuple[PlannedFault, ...]
+  plan: tuple[Fault, ...]
   performed: tuple[dict, ...]
   course: Course
   tape: list[dict]
@@ -52,13 +52,13 @@ def read(workdir: Workdir) -> Record:
   config = run_config.restore(json.loads(workdir.config.read_text()))
   plan = json.loads(folder.plan.read_text())
   course = json.loads(folder.course.read_text())
-  lists = {key: tuple(course[key]) for key in ('growths', 'left', 'late_turns')}
+  lists = {key: tuple(course[key]) for key in ('left', 'late_turns')}
   performed = read_jsonl(folder.faults) if folder.faults.exists() else []
   protocol = config.protocol
   events = [ProcessEvent(**x) for x in read_jsonl(workdir.events)]
   found = Record(
     config=config,
-    plan=tuple(PlannedFault(**fault) for fault in plan['faults']),
+    plan=tuple(Fault(**fault) for fault in plan['faults']),
     performed=tuple(sorted(performed, key=lambda x: x['number'])),
     course=Course(**{**course, **lists}),
     tape=read_jsonl(workdir.tape),
@@ -78,9 +78,9 @@ def read(workdir: Workdir) -> Record:
   return found
 
 
-def fault_of(line: Mapping) -> PlannedFault:
-  fields = [field.name for field in dataclasses.fields(PlannedFault)]
-  return PlannedFault(**{name: line[name] for name in fields})
+def fault_of(line: Mapping) -> Fault:
+  fields = {field.name for field in dataclasses.fields(Fault)}
+  return Fault(**{name: line[name] for name in fields & line.keys()})
 
 
 def _steps(lines: Sequence[Mapping]) -> list[WrittenStep]:

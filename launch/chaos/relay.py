@@ -20,9 +20,9 @@ import random
 import threading
 from collections.abc import Mapping
 
+from diloco.faults import DOWN, SOUND, UP, WAYS, Impairment
+
 LOOPBACK = '127.0.0.1'
-UP, DOWN = 'up', 'down'  # From a learner, and to it.
-WAYS = (UP, DOWN)
 CHUNK_BYTES = 16 << 10
 CHUNKS_MAX = 64  # On their way in one direction of a connection.
 HEAD_BYTES_MAX = 4096
@@ -31,26 +31,6 @@ LOOK_S = 0.02
 STALL_S = (0.2, 0.8)  # A retransmission, and one more.
 RESET_SHARE = 0.03  # Of the chunks that are lost.
 START_S = 10.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Impairment:
-  """An impairment of one way of a link; the default is none.
-
-  Attributes:
-    cut: nothing comes through; what was sent arrives later.
-    bytes_per_s: rate; None: unlimited.
-    delay_s: bounds between which each chunk's latency is drawn.
-    loss: probability that a chunk is lost.
-  """
-
-  cut: bool = False
-  bytes_per_s: float | None = None
-  delay_s: tuple[float, float] = (0.0, 0.0)
-  loss: float = 0.0
-
-
-SOUND = Impairment()
 
 
 @dataclasses.dataclass

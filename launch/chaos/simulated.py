@@ -8,6 +8,8 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
+from diloco import faults
+from diloco.faults import Fault, Impairment, number_of
 from diloco.fleets.speeds import Speeds
 from diloco.fleets.tally import Tally
 from diloco.metrics import goodput as metrics_goodput
@@ -16,10 +18,6 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.network import USUAL, LinkDeviation, UnequalWires
 from diloco.simulator.timing import Timing
-from launch.chaos import faults
-from launch.chaos.fault_plan import PlannedFault
-from launch.chaos.faults import KINDS
-from launch.chaos.relay import Impairment
 from launch.program import SYNCER
 
 LATENCY_S = 0.001  # Of a message between two processes of one machine.
@@ -119,6 +117,8 @@ class SimulatedStage:
     cluster: its learners 0 … M − 1 are started.
   """
 
+  NAME = 'simulated processes'
+
   def __init__(self, cluster: Cluster, speed: Speed, slow: set[int]):
     self._cluster = cluster
     self._speed = speed
@@ -132,8 +132,8 @@ class SimulatedStage:
     if target == SYNCER:
       return cluster.syncer.alive
     if _is_shard(target):
-      return cluster.others[_number(target)].alive
-    process = cluster.learners.get(_number(target))
+      return cluster.others[number_of(target)].alive
+    process = cluster.learners.get(number_of(target))
     return process is not None and not process.gone
 
   def look(self) -> None:
@@ -151,12 +151,12 @@ class SimulatedStage:
       cluster.kill_syncer()
       cluster.sim.after(back_s, cluster.start_syncer)
     elif _is_shard(target):
-      shard = _number(target)
+      shard = number_of(target)
       cluster.kill_shard(shard)
       cluster.sim.after(back_s, lambda: cluster.start_shard(shard))
     else:
-      cluster.kill(_number(target))
-      self._back(_number(target))
+      cluster.kill(number_of(target))
+      self._back(number_of(target))
 
   def _back(self, learner: int, more_s: float = 0.0) -> None:
     def start():
@@ -172,31 +172,31 @@ class SimulatedStage:
     if target == SYNCER:
       self._cluster.stop_syncer()
     elif _is_shard(target):
-      self._cluster.kill_shard(_number(target))
+      self._cluster.kill_shard(number_of(target))
     else:
-      self._cluster.stop(_number(target))
+      self._cluster.stop(number_of(target))
 
   def go_on(self, target: str) -> None:
     """Resumes a process."""
     if target == SYNCER:
       self._cluster.resume_syncer()
     elif _is_shard(target):
-      self._cluster.start_shard(_number(target))
+      self._cluster.start_shard(number_of(target))
     else:
-      self._cluster.resume(_number(target))
+      self._cluster.resume(number_of(target))
 
-  def preempt(self, target: str) -> None:
+  def preempt(self, target: str, notice_s: float) -> None:
     """Tells a learner to leave; `look` brings it back."""
-    self._cluster.preempt(_number(target), faults.NOTICE_S)
+    self._cluster.preempt(number_of(target), notice_s)
 
-  def dismiss(self, target: str) -> None:
+  def dismiss(self, target: str, notice_s: float) -> None:
     """Tells a learner to leave for good."""
-    self._dismissed.add(_number(target))
-    self.preempt(target)
+    self._dismissed.add(number_of(target))
+    self.preempt(target, notice_s)
 
   def join(self, target: str) -> None:
     """Starts a learner of a new id, which says hello before it steps."""
-    cluster, learner = self._cluster, _number(target)
+    cluster, learner = self._cluster, number_of(target)
 
     def hello():
       cluster.start(learner)
@@ -213,24 +213,26 @@ class SimulatedStage:
   def slow(self, target: str, is_slow: bool) -> None:
     """Stretches its steps from the next one on."""
     change = self._slow.add if is_slow else self._slow.discard
-    change(_number(target))
+    change(number_of(target))
 
-  def impair(
-    self, target: str, ways: tuple[str, ...], impairment: Impairment | None
-  ) -> None:
-    """Silences a link, delays its messages, or loses transfers."""
-    cluster, learner = self._cluster, _number(target)
-    if impairment is None:
-      cluster.speak(learner)
-      cluster.wires.throttled.pop(learner, None)
-      cluster.loss = 0.0
-      self._delay_less(learner)
-    elif impairment.cut:
-      cluster.silence(learner, ways)
-    elif impairment.loss:
-      cluster.loss = impairment.loss
+  def cut(self, target: str, ways: tuple[str, ...]) -> None:
+    """Silences a link."""
+    self._cluster.silence(number_of(target), ways)
+
+  def impair(self, target: str, impairment: Impairment) -> None:
+    """Delays a link's messages, or loses transfers."""
+    if impairment.loss:
+      self._cluster.loss = impairment.loss
     else:
-      self._delay(learner, sum(impairment.delay_s) / 2)
+      self._delay(number_of(target), sum(impairment.delay_s) / 2)
+
+  def mend(self, target: str) -> None:
+    """Ends whatever is wrong with a link."""
+    cluster, learner = self._cluster, number_of(target)
+    cluster.speak(learner)
+    cluster.wires.throttled.pop(learner, None)
+    cluster.loss = 0.0
+    self._delay_less(learner)
 
   def _delay_less(self, learner: int) -> None:
     # Little by little: no message of a stream may overtake an earlier one.
@@ -248,24 +250,21 @@ class SimulatedStage:
   def throttle(self, target: str) -> None:
     """Makes bytes take longer."""
     throttled = self._cluster.wires.throttled
-    throttled[_number(target)] = 1 / faults.THROTTLED_SHARE
+    throttled[number_of(target)] = 1 / faults.THROTTLED_SHARE
 
   def fill_disk(self, target: str, is_full: bool) -> None:
     """Fills the syncer's disk; a learner's own checkpoints are no matter."""
     if target == SYNCER:
       (self._cluster.fill_disk if is_full else self._cluster.free_disk)()
 
-  def set_clock(self, target: str, wrong_s: float) -> None:
-    """Sets the clock by which its next process is numbered."""
-    self._cluster.clocks_s[_number(target)] = wrong_s
+  def set_clock(self, target: str, jump_s: float) -> None:
+    """Sets the clock by which its next process is numbered, and kills it."""
+    self._cluster.clocks_s[number_of(target)] = jump_s
+    self.kill(target)
 
 
 def _is_shard(target: str) -> bool:
   return target.startswith('shard-')
-
-
-def _number(target: str) -> int:
-  return int(target.partition('.')[0].rpartition('-')[2])
 
 
 def simulate(
@@ -273,7 +272,7 @@ def simulate(
   shards: int,
   tokens_per_step: int,
   speed: Speed,
-  plan: Sequence[PlannedFault],
+  plan: Sequence[Fault],
   times_s: tuple[float, float],
   seed: int,
 ) -> SimulatedRun:
@@ -342,17 +341,17 @@ def _speeds(
 
 
 def _schedule(
-  cluster: Cluster, stage: SimulatedStage, fault: PlannedFault, begin_s: float
+  cluster: Cluster, stage: SimulatedStage, fault: Fault, begin_s: float
 ) -> None:
-  kind, due_s = KINDS[fault.kind], begin_s + fault.at_s
+  due_s = begin_s + fault.at_s
 
   def begin():
     if not faults.adds(fault.kind) and not stage.is_there(fault.target):
       if cluster.sim.now < due_s + LATE_S:
         cluster.sim.after(AGAIN_S, begin)
       return
-    kind.begin(stage, fault)
-    cluster.sim.after(fault.hold_s, lambda: kind.end(stage, fault))
+    faults.begin(stage, fault)
+    cluster.sim.after(fault.hold_s, lambda: faults.end(stage, fault))
 
   cluster.sim.at(due_s, begin)
 

@@ -13,20 +13,22 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from diloco import faults
 from diloco.config.run_config import RunConfig
+from diloco.faults import WAYS, Impairment
 from diloco.metrics.workdir import Workdir, learner_name
-from launch.chaos import faults, resources
 from launch.chaos.clock import sitecustomize
 from launch.chaos.live_run import LiveRun
-from launch.chaos.relay import SOUND, WAYS, Impairment, Relay
+from launch.chaos.relay import SOUND, Relay
 from launch.program import Processes, Program, Role, program
 
+PROC = pathlib.Path('/proc')
 LEARNER_HOST = '127.0.1.{}'  # Of a learner, by its id plus 1.
 LEARNERS_MAX = 200
 REASON = 'by the plan of the chaos run'
 STOPPED_S = 0.12  # A slow learner stands so long,
 STEPS_STOPPED = 2.0  # and at least as long as so many of its steps.
-BYTES_FLOOR = faults.THROTTLED_BYTES_PER_S_MIN
+THROTTLED_BYTES_PER_S_MIN = 2000.0
 
 
 def hosts_of(config: RunConfig) -> dict[str, str]:
@@ -136,6 +138,8 @@ class Parts:
 class RealStage:
   """A `faults.FaultStage` of real processes."""
 
+  NAME = 'real processes'
+
   def __init__(self, run: LiveRun, relay: Relay, parts: Parts, clocks: Clocks):
     self._run = run
     self._relay = relay
@@ -206,12 +210,14 @@ class RealStage:
     if self.is_there(target):
       self._run.supervisor.go_on(target, REASON)
 
-  def preempt(self, target: str) -> None:
-    """SIGTERM."""
+  def preempt(self, target: str, notice_s: float) -> None:
+    """SIGTERM; every learner was started with this notice."""
+    assert notice_s == faults.NOTICE_S, notice_s
     self._run.supervisor.terminate(target, f'SIGTERM {REASON}')
 
-  def dismiss(self, target: str) -> None:
+  def dismiss(self, target: str, notice_s: float) -> None:
     """SIGTERM, for good."""
+    assert notice_s == faults.NOTICE_S, notice_s
     self._run.supervisor.dismiss(target, f'SIGTERM {REASON}')
 
   def join(self, target: str) -> None:
@@ -228,20 +234,27 @@ class RealStage:
     self._stopped.discard(target)
     self._send(target, signal.SIGCONT)
 
-  def impair(
-    self, target: str, ways: tuple[str, ...], impairment: Impairment | None
-  ) -> None:
-    """Changes the relay."""
+  def cut(self, target: str, ways: tuple[str, ...]) -> None:
+    """Changes the relay on these ways."""
     for way in ways:
-      self._relay.impair(target, way, impairment or SOUND)
+      self._relay.impair(target, way, faults.CUT)
+
+  def impair(self, target: str, impairment: Impairment) -> None:
+    """Changes the relay, both ways."""
+    for way in WAYS:
+      self._relay.impair(target, way, impairment)
+
+  def mend(self, target: str) -> None:
+    """Heals both ways."""
+    self.impair(target, SOUND)
 
   def throttle(self, target: str) -> None:
     """Changes the relay, by what it has measured."""
     usual = self._usual_bytes_per_s.get(target)
     if usual is None:  # It joined later: as the others.
       usual = min(self._usual_bytes_per_s.values())
-    rate = max(BYTES_FLOOR, faults.THROTTLED_SHARE * usual)
-    self.impair(target, WAYS, Impairment(bytes_per_s=rate))
+    rate = max(THROTTLED_BYTES_PER_S_MIN, faults.THROTTLED_SHARE * usual)
+    self.impair(target, Impairment(bytes_per_s=rate))
 
   def fill_disk(self, target: str, is_full: bool) -> None:
     """Limits the size of a process's files, as of a full disk."""
@@ -254,9 +267,10 @@ class RealStage:
     if self._state(target).pid == pid:
       _limit(pid, resource.RLIM_INFINITY)
 
-  def set_clock(self, target: str, wrong_s: float) -> None:
-    """Tells the process's clock."""
-    self._clocks.set(target, wrong_s)
+  def set_clock(self, target: str, jump_s: float) -> None:
+    """Sets the process's clock, and kills it: it reads its number once."""
+    self._clocks.set(target, jump_s)
+    self.kill(target)
 
   def _state(self, target: str):
     states = self._run.supervisor.states()
@@ -281,23 +295,52 @@ def _limit(pid: int, nbytes: int) -> None:
 # Processes that a launcher has left, as it was killed itself.
 
 
+@dataclasses.dataclass(frozen=True)
+class ProcessId:
+  """A process that its successor of the same pid is not taken for."""
+
+  pid: int
+  started: str  # In ticks of the kernel's clock; '': not known.
+
+  @property
+  def is_running(self) -> bool:
+    """Returns True if it is there, and not a zombie."""
+    now = _stat(self.pid)
+    return bool(now) and now[0] != 'Z' and now[19] == self.started
+
+
+def process_id(pid: int) -> ProcessId:
+  """Returns the process that has this pid now."""
+  fields = _stat(pid)
+  return ProcessId(pid, fields[19] if fields else '')
+
+
+def _stat(pid: int) -> list[str]:
+  """Returns the fields of `/proc/PID/stat` from the state on; [] if gone."""
+  try:
+    text = (PROC / str(pid) / 'stat').read_text()
+  except OSError:
+    return []
+  return text.rpartition(')')[2].split()
+
+
 def note_processes(path: pathlib.Path, pids: Sequence[int]) -> None:
   """Writes which processes run, so that the next start can end them."""
-  found = [dataclasses.asdict(resources.process_id(pid)) for pid in pids]
+  found = [dataclasses.asdict(process_id(pid)) for pid in pids]
   part = path.with_name(f'{path.name}.tmp')
   part.write_text(json.dumps(found))
   part.replace(path)
 
 
-def noted(path: pathlib.Path) -> list[resources.ProcessId]:
+def noted(path: pathlib.Path) -> list[ProcessId]:
   """Reads which processes ran when they were last noted; [] if unknown."""
   try:
-    return [resources.ProcessId(**x) for x in json.loads(path.read_text())]
+    return [ProcessId(**x) for x in json.loads(path.read_text())]
   except (OSError, ValueError, TypeError):
     return []
 
 
-def end_left(left: Sequence[resources.ProcessId]) -> list[int]:
+def end_left(left: Sequence[ProcessId]) -> list[int]:
   """SIGKILL for those that still run; returns their pids."""
   ended = []
   for process in left:

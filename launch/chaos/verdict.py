@@ -6,23 +6,15 @@ The simulated verdict stands beside it: same plan, speeds as measured here.
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
+from diloco.faults import KINDS
 from diloco.metrics import token_ledger
 from launch.chaos import outcomes as chaos_outcomes
 from launch.chaos import run_checks, simulated
 from launch.chaos.conductor import Course
-from launch.chaos.faults import KINDS
 from launch.chaos.outcomes import Figures, Outcome
 from launch.chaos.record import Record, begin_of, speed_of
-from launch.chaos.resources import (
-  DESCRIPTORS_LEAST,
-  DESCRIPTORS_MAX,
-  RSS_BYTES_LEAST,
-  RSS_BYTES_MAX,
-  THREADS_LEAST,
-  THREADS_MAX,
-)
 
 GOODPUT_POINTS_MAX = 5.0  # Between the run and its simulation.
 LOSS_SHARE_MAX = 0.05  # Above the twins, beside their own spread.
@@ -110,7 +102,6 @@ def checks(
       token_ledger.text(total),
     ),
     _unstalled(record.course, found),
-    *_flat(record.course.growths),
     Check('all processes are gone', record.course.left),
     Check(
       'goodput is as simulated',
@@ -176,38 +167,6 @@ def _unused(found: Iterable[Outcome]) -> str:
   return (
     f'not in use then, its end being away: {", ".join(idle)}' if idle else ''
   )
-
-
-def _flat(growths: Sequence[Mapping]) -> Iterable[Check]:
-  limits = (
-    ('memory is flat', 'rss_bytes', RSS_BYTES_MAX, RSS_BYTES_LEAST, 1e6, 'MB'),
-    (
-      'descriptors are flat',
-      'descriptors',
-      DESCRIPTORS_MAX,
-      DESCRIPTORS_LEAST,
-      1,
-      '',
-    ),
-    ('threads are flat', 'threads', THREADS_MAX, THREADS_LEAST, 1, ''),
-  )
-  for name, field, most, least, unit, word in limits:
-    told = [g for g in growths if g[field] is not None]
-    lines = tuple(
-      f'{g["name"]} ({g["pid"]}): {g[field] / unit:+.1f} {word} per minute, at '
-      f'most {most / unit:.0f} is flat{_new_threads(g, field)}'
-      for g in told
-      if g[field] > most and g[field] * g['measured_s'] / 60 > least
-    )
-    note = 'no process was long enough at work with all others to tell'
-    if told:
-      worst = max(g[field] for g in told) / unit
-      note = f'{len(told)} processes, at most {worst:+.1f} {word} a minute'
-    yield Check(name, lines, ' '.join(note.split()))
-
-
-def _new_threads(growth: Mapping, field: str) -> str:
-  return f': {growth["new_threads"]}' if field == 'threads' else ''
 
 
 def _near(losses: Sequence[Losses]) -> Check:

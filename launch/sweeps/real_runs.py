@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of a sweep as `launch.local` makes each: python -m launch.local …
+"""Makes the runs of a sweep as processes: python -m launch.local --sweep …
 
-`launch.local --sweep` calls `main`.
+One run after the other: each takes the whole machine, and beside another one
+its steps, stalls and ages would be others. Each lies in a folder as of
+`python -m launch.local`, and goes on there after an interruption.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import rich.console
 from absl import flags as absl_flags
 
 from diloco.config import lab_section
 from diloco.config.sections import ConfigError
-from diloco.sweeps import variant_configs
-from launch import local, session
+from diloco.metrics.run_progress import ProgressLine
+from diloco.sweeps import making, recorded_result, sweep, variant_configs
+from diloco.sweeps.making import Sweep, SweepRun
+from diloco.sweeps.sweep import BadResult
+from launch import local, preflight, session
 from launch import program as launch_program
 from launch.role_processes import free_address
-from launch.sweeps import real_sweep
-from launch.sweeps.real_sweep import SweepRun
 
+LOG = 'logs/launcher.log'  # In the folder of a run.
 LOG_WIDTH = 120  # Of the tables in a log.
 # Flags that a sweep does not take, and what is done instead.
 ONE_RUN = {
@@ -40,7 +45,7 @@ def main(argv) -> int:
   given = absl_flags.FLAGS
   if vain := [name for name in ONE_RUN if given[name].present]:
     raise ConfigError([f'--{name}: {ONE_RUN[name]}' for name in vain])
-  asked = real_sweep.plan()
+  asked = making.plan(of_processes=True)
   problems: dict[str, None] = {}  # Each once, whatever the seeds.
   for run in asked.runs:
     try:
@@ -50,7 +55,70 @@ def main(argv) -> int:
       problems |= {f'sweep: {label!r}: {p}': None for p in error.problems}
   if problems:
     raise ConfigError([*problems])
-  return real_sweep.make(asked, make_run)
+  return make(asked, make_run)
+
+
+# Makes a run, or goes on with it; returns the exit code of the launcher. Takes
+# what is told a line on the progress now and then.
+MakeRun = Callable[[SweepRun, Callable[[str], None]], int]
+
+
+def make(asked: Sweep, make_run: MakeRun) -> int:
+  """Makes the runs without a result, then prints the table.
+
+  Returns:
+    0; 1 if a run failed; 128 + n if signal n stopped it.
+
+  Raises:
+    ConfigError: another sweep is making runs in the folder.
+  """
+  try:
+    with session.signals() as received:
+      one_by_one = functools.partial(_one_by_one, make_run, received)
+      note = 'one at a time, for each takes the whole machine'
+      return making.make(asked, one_by_one, note, LOG)
+  except session.Interrupted as stopped:
+    making.say(
+      f'{stopped}; no process is left; the same command goes on with the sweep'
+    )
+    return 128 + stopped.number
+
+
+def _one_by_one(
+  make_run: MakeRun, received: Sequence[int], runs: Sequence[SweepRun]
+) -> Iterator[tuple[SweepRun, int]]:
+  """Makes the runs; yields each with its exit code, once it has ended.
+
+  Args:
+    received: signals, as they come between two runs.
+
+  Raises:
+    Interrupted: a signal has stopped the sweep.
+  """
+  for run in runs:
+    if received:
+      raise session.Interrupted(received[0])
+    with ProgressLine() as line:
+      code = make_run(run, _prefixed(run, line))
+    if code > 128:
+      raise session.Interrupted(code - 128)
+    if code == 0:
+      _keep_result(run)
+    yield run, code
+
+
+def _keep_result(run: SweepRun) -> None:
+  """Writes the result beside the run's records, unless they are broken."""
+  try:
+    found = recorded_result.read(run.workdir, run.config)
+  except BadResult as error:
+    making.say(f'{run.name}: {error}')
+  else:
+    sweep.write_into(run.workdir.root, found)
+
+
+def _prefixed(run: SweepRun, line: ProgressLine) -> Callable[[str], None]:
+  return lambda text: line.say(f'{run.name}: {text}')
 
 
 def _check(run: SweepRun) -> None:
@@ -60,7 +128,7 @@ def _check(run: SweepRun) -> None:
     ConfigError: it can't be made, or not in its folder.
   """
   config, transport = run.config, run.config.transport
-  local.check_data(config)
+  preflight.check(config)
   lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(transport.host, transport.port)
   local.read_program(config, run.workdir, address, run.arguments)
@@ -92,7 +160,7 @@ def make_run(run: SweepRun, tell: Callable[[str], None]) -> int:
     environment=launch_program.environment(config, run.compiled),
   )
   workdir, lock, goes_on = local.occupy(run.workdir.root, False, config)
-  log = workdir.root / real_sweep.LOG
+  log = workdir.root / LOG
   log.parent.mkdir(exist_ok=True)
   with lock, log.open('a') as file:
     console = rich.console.Console(file=file, width=LOG_WIDTH)

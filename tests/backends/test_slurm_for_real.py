@@ -51,7 +51,9 @@ def _whole(folder, port: int, hosts: int) -> JobSpec:
   )
 
 
-@pytest.mark.parametrize('hosts', [1, 2])
+@pytest.mark.parametrize(
+  'hosts', [pytest.param(1, marks=pytest.mark.soak), 2]
+)
 def test_a_run_comes_to_its_end(tmp_path, hosts):
   for name, text in (('srun', SRUN), ('scontrol', SCONTROL)):
     (tmp_path / name).write_text(text)

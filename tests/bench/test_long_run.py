@@ -24,6 +24,10 @@ def test_thirds_are_those_after_the_warm_up():
   assert long_run.thirds('x', holes) == (5.0, 5.0)
 
 
+def test_it_says_how_long_it_takes():
+  assert long_run.announcement(10.0).startswith('it runs for 10 minutes')
+
+
 def test_what_was_not_seen_is_named():
   nothing = [None] * long_run.WINDOWS
   with pytest.raises(BenchFailed, match='median round: too few'):

@@ -12,7 +12,11 @@ from diloco.metrics.goodput import work_of_tape
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos import run_checks
 from launch.chaos.live_run import LiveRun, Overdue, RunFailed, participants
-from launch.chaos.resources import (
+from launch.chaos.verdict import Check
+from launch.program import SYNCER
+from launch.session import Interrupted
+from launch.supervisor import ProcessEvent, ProcessState
+from tests.chaos.resources import (
   DESCRIPTORS_MAX,
   RSS_BYTES_MAX,
   THREADS_MAX,
@@ -20,10 +24,6 @@ from launch.chaos.resources import (
   ResourceWatch,
   Sample,
 )
-from launch.chaos.verdict import Check
-from launch.program import SYNCER
-from launch.session import Interrupted
-from launch.supervisor import ProcessEvent, ProcessState
 
 PAIR_SHARE = 0.2  # Of the strikes, two processes at once.
 START_UP_SHARE = 0.3  # While the last ones killed start again.

@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 
 from diloco.config import run_config
+from diloco.faults import UP
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.messages import Payload
 from diloco.transport import auth
 from diloco.transport.grpc_transfer import GrpcPlane
 from experiments import tests_tiny
-from launch.chaos import resources, stage
+from launch.chaos import __main__ as chaos_main
+from launch.chaos import stage
 from launch.chaos.clock import sitecustomize
-from launch.chaos.relay import UP, Relay
+from launch.chaos.relay import Relay
 from launch.chaos.stage import Clocks
 from launch.program import Processes
 from tests.waiting import until
@@ -121,6 +123,11 @@ def test_a_clock_is_set_from_outside(tmp_path):
   assert sitecustomize.VARIABLE in environment
 
 
+def test_it_says_how_long_it_takes():
+  assert 'about 4 minutes' in chaos_main.lasts(3.0, 0, 1.0)
+  assert 'about 24 minutes, 2 runs' in chaos_main.lasts(7.0, 2, 1.0)
+
+
 def test_what_a_killed_command_left_is_ended(tmp_path):
   child = subprocess.Popen(
     [sys.executable, '-c', 'import time; time.sleep(99)']
@@ -128,7 +135,7 @@ def test_what_a_killed_command_left_is_ended(tmp_path):
   path = tmp_path / 'processes.json'
   stage.note_processes(path, [child.pid])
   [noted] = stage.noted(path)
-  stranger = resources.ProcessId(child.pid, 'another start')
+  stranger = stage.ProcessId(child.pid, 'another start')
   assert stage.end_left([stranger]) == []
   assert child.poll() is None
   assert stage.end_left([noted]) == [child.pid]
@@ -207,6 +214,7 @@ def test_a_run_of_three_minutes_holds(tmp_path):
         '--seed=34',  # Kills the syncer, and stops a shard.
         '--minutes=3',
         '--faults_per_hour=280',
+        '--twins=2',
         '--twins_faster=5',
       ),
       stdout=file,

@@ -5,12 +5,13 @@ import collections
 
 import pytest
 
-from launch.chaos import fault_plan
+from diloco import faults
+from launch.chaos import fault_plan, stage
 from launch.chaos.fault_plan import RECOVERY_S, Cast, Unplannable
-from launch.chaos.faults import KINDS
 
 pytestmark = pytest.mark.alone
 
+KINDS = faults.performed_by(stage.RealStage)
 CAST = Cast(learners=3, ids_max=16, servers=('syncer',), hosts=(1, 1, 1))
 LARGE = Cast(5, 16, ('syncer', 'shard-1', 'shard-2'), (2, 1, 1, 1, 1))
 SECONDS = 180.0
@@ -18,14 +19,14 @@ SEEDS = range(40)
 
 
 def shapes(*kinds):
-  return {kind: KINDS[kind].shape for kind in kinds}
+  return {kind: KINDS[kind] for kind in kinds}
 
 
 def usual(cast):
   return {
-    name: kind.shape
+    name: kind
     for name, kind in KINDS.items()
-    if fault_plan.can_befall(kind.shape, cast)
+    if fault_plan.can_befall(kind, cast)
   }
 
 

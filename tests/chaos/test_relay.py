@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from diloco.faults import DOWN, SOUND, UP, WAYS, Impairment
 from launch.chaos import relay as chaos_relay
-from launch.chaos.relay import DOWN, SOUND, UP, WAYS, Impairment, Relay
+from launch.chaos.relay import Relay
 from tests.waiting import until
 
 pytestmark = pytest.mark.alone

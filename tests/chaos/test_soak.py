@@ -2,16 +2,16 @@
 """The soak: its plan, what it measures, and a run of it."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 
 import pytest
 
-from launch.chaos import resources
-from launch.chaos.resources import Sample
 from launch.supervisor import RUNNING, WAITING, ProcessState
-from tests.chaos import soak_run
+from tests.chaos import resources, soak_run
+from tests.chaos.resources import Sample
 from tests.chaos.soak_run import Stillness
 
 pytestmark = pytest.mark.beside
@@ -76,6 +76,19 @@ def test_growth_is_per_minute():
   grown = resources.growth('a', 7, samples(90, lambda t: 1e8 + 1e5 * t))
   assert grown.rss_bytes == pytest.approx(6e6)
   assert (grown.descriptors, grown.threads) == (0.0, 0.0)
+
+
+def test_a_warm_up_is_no_growth_and_a_leak_beside_it_is():
+  def warms_up(t):
+    return 4e8 + 25e6 * (1 - math.exp(-t / 15))
+
+  found = resources.growth('a', 7, samples(60, warms_up))
+  assert found.rss_bytes < resources.RSS_BYTES_MAX / 2
+  leak = 2 * resources.RSS_BYTES_MAX / 60
+  found = resources.growth(
+    'a', 7, samples(60, lambda t: warms_up(t) + leak * t)
+  )
+  assert found.rss_bytes > resources.RSS_BYTES_MAX
 
 
 def test_one_peak_is_no_growth():

@@ -48,7 +48,6 @@ SMALL = {
     'LEARNER_HOURS': '0.1',
     'SEEDS': '1',
     'STEPS': '40',
-    'LINK_STEPS': '50',
   },
 }
 NAMES = sorted(path.stem for path in FOLDER.glob('*.ipynb'))

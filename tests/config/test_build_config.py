@@ -106,6 +106,15 @@ def test_an_int_is_a_float():
       "outer.anneal_fraction=0.1: must be 0, optimizer='adam' has no",
     ),
     ({'outer__eps': 0.0}, 'outer.eps=0.0: must be finite and above 0'),
+    (
+      {'outer__eps': 1e-46},
+      'outer.eps=1e-46: must be finite and above 0 as f32',
+    ),
+    (
+      {'inner__eps': 1e-46},
+      'inner.eps=1e-46: must be finite and above 0 as f32',
+    ),
+    ({'outer__lr': 1e39}, 'outer.lr=1e+39: must be finite and above 0 as f32'),
     ({'merge__rule': 'median'}, 'must be one of rda, mean'),
     ({'model__kv_heads': 3}, 'must divide model.heads=4'),
     ({'model__head_dim': 31}, 'must be even'),
@@ -118,7 +127,7 @@ def test_an_int_is_a_float():
     ({'inner__warmup_steps': 500}, 'less than protocol.total_steps=500'),
     ({'inner__warmup_steps': 450, 'inner__schedule': 'wsd'}, 'end before'),
     ({'inner__b1': 1.0}, 'must be in [0, 1)'),
-    ({'inner__lr': float('inf')}, 'must be finite and above 0'),
+    ({'inner__lr': float('inf')}, 'lr=inf: must be a finite number'),
     ({'data__shards': 1}, 'at least protocol.learners=2'),
     ({'data__source': 'text'}, 'needs the path'),
     ({'data__path': 'x.txt'}, "read only with data.source='text'"),
@@ -322,6 +331,8 @@ def test_differences_name_the_key_and_both_values():
   theirs = run_config.agreement(run_config.build(changed(outer__lr=0.7)))
   assert run_config.differences(mine, theirs) == 'outer.lr: 0.6 here, 0.7 there'
   assert run_config.differences(mine, mine) == ''
+  del theirs['protocol.quorum_rule']  # Newer than that run.
+  assert run_config.differences(mine, theirs) == 'outer.lr: 0.6 here, 0.7 there'
   del theirs['seed']
   assert 'seed: 0 here, absent there' in run_config.differences(mine, theirs)
 
@@ -332,17 +343,29 @@ def test_the_value_is_frozen():
     config.outer.lr = 1.0
 
 
-def test_a_recorded_run_outlives_new_keys_of_the_section_run():
-  fields = dataclasses.asdict(run_config.build(common.base()))
-  del fields['run']['profile_steps']
-  assert run_config.restore(fields) == run_config.build(common.base())
+@pytest.mark.parametrize('section', ['run', 'protocol', 'outer', 'lab'])
+def test_a_recorded_run_outlives_new_keys(section):
+  base = run_config.build(common.base())
+  for key in dataclasses.asdict(base)[section]:
+    fields = dataclasses.asdict(base)
+    del fields[section][key]
+    assert run_config.restore(fields) == base, key
 
 
-def test_other_keys_are_never_made_up():
+def test_a_section_is_never_made_up():
   fields = dataclasses.asdict(run_config.build(common.base()))
-  del fields['outer']['lr']
+  del fields['outer']
   with pytest.raises(ConfigError, match=r'outer\.lr: missing'):
     run_config.restore(fields)
+
+
+def test_alpha_is_read_where_runs_once_had_it():
+  config = run_config.build(
+    changed(protocol__blend='mix', protocol__blend_alpha=0.5)
+  )
+  fields = dataclasses.asdict(config)
+  fields['blend_alpha'] = fields['protocol'].pop('blend_alpha')
+  assert run_config.restore(fields) == config
 
 
 def test_a_recorded_section_that_is_none_is_refused():

@@ -60,8 +60,7 @@ def workdir(run_spec, params, tmp_path_factory):
 def _run(main, workdir, *arguments):
   return subprocess.run(
     [
-      sys.executable, '-m', f'diloco.{main}', f'--workdir={workdir.root}',
-      *arguments,
+      sys.executable, '-m', f'diloco.{main}', str(workdir.root), *arguments,
     ],
     cwd=ROOT,
     env=os.environ | {'JAX_PLATFORMS': 'cpu'},
@@ -197,8 +196,7 @@ def test_a_run_that_left_no_model_ends_in_78(tmp_path):
   ended = _run('export', none, f'--outdir={tmp_path}')
   assert ended.returncode == 78
   assert ended.stderr == (
-    f'error: --workdir={none.root}: holds no config.json; give the folder of '
-    'a run, or its --config\n'
+    f'error: {none.root}: holds no config.json; give the folder of a run\n'
   )
 
 

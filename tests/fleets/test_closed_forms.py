@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from diloco.fleets import closed_forms, failures, synchronous
+from diloco.fleets import failures, synchronous, systems
 from diloco.fleets.speeds import Speeds
 from diloco.fleets.synchronous import GroupExchange
 
@@ -51,32 +51,32 @@ def _meets(values, expected: float, off: float = 0.0):
   ],
 )  # fmt: skip
 def test_elastic_goodput_of_the_paper_s_fleets(chips, learners, percent):
-  goodput = closed_forms.elastic_goodput(_rate(chips, learners), PAUSE_S)
+  goodput = systems.elastic_goodput(_rate(chips, learners), PAUSE_S)
   assert 100 * goodput == pytest.approx(percent, abs=0.06)
 
 
 def test_elastic_goodput_solves_its_equation():
-  g = closed_forms.elastic_goodput(1 / 20, PAUSE_S)
+  g = systems.elastic_goodput(1 / 20, PAUSE_S)
   assert 1 - g == pytest.approx(PAUSE_S / 20 * g * (1 + g))
 
 
 def test_nothing_breaks_and_nothing_is_lost():
-  assert closed_forms.elastic_goodput(0.0, PAUSE_S) == 1
-  assert closed_forms.waiting_goodput(0.0, 80.0) == 1
+  assert systems.elastic_goodput(0.0, PAUSE_S) == 1
+  assert systems.waiting_goodput(0.0, 80.0) == 1
 
 
 @pytest.mark.parametrize(
   ('chips', 'percent'), [(150_000, 72.4), (600_000, 39.6), (2_400_000, 14.1)]
 )
 def test_goodput_without_elasticity_of_the_paper_s_fleets(chips, percent):
-  goodput = closed_forms.waiting_goodput(_rate(chips), 80.0)
+  goodput = systems.waiting_goodput(_rate(chips), 80.0)
   assert 100 * goodput == pytest.approx(percent, abs=0.06)
 
 
 @pytest.mark.parametrize('chips', [150_000, 600_000, 2_400_000])
 def test_waiting_fleets_meet_their_formula(chips):
   simulated = [_run(chips, seed, failures.waiting).goodput for seed in SEEDS]
-  expected = closed_forms.waiting_goodput(_rate(chips), PAUSE_S + REPAIR_S)
+  expected = systems.waiting_goodput(_rate(chips), PAUSE_S + REPAIR_S)
   assert _meets(simulated, expected)
 
 
@@ -85,7 +85,7 @@ def test_elastic_fleets_meet_their_formula(chips):
   """Within half a point: a return soon after its own pause finds the learner
   running more often than g."""
   simulated = [_run(chips, seed, failures.elastic).goodput for seed in SEEDS]
-  expected = closed_forms.elastic_goodput(_rate(chips), PAUSE_S)
+  expected = systems.elastic_goodput(_rate(chips), PAUSE_S)
   assert _meets(simulated, expected, off=0.005)
 
 
@@ -94,10 +94,8 @@ def test_uptime_of_independent_learners_meets_its_formula(learners):
   simulated = [
     _run(2_400_000, seed, failures.elastic, learners).uptime for seed in SEEDS
   ]
-  g = closed_forms.elastic_goodput(_rate(2_400_000, learners), PAUSE_S)
-  assert _meets(
-    simulated, closed_forms.uptime(g, learners), off=0.005 / learners
-  )
+  g = systems.elastic_goodput(_rate(2_400_000, learners), PAUSE_S)
+  assert _meets(simulated, systems.uptime(g, learners), off=0.005 / learners)
 
 
 @pytest.mark.parametrize('exchange', [GroupExchange(24), GroupExchange(1, 2)])
@@ -107,7 +105,7 @@ def test_lock_step_is_between_its_bounds(exchange):
     _run(1_200_000, seed, failures.elastic, 8, exchange).goodput
     for seed in SEEDS
   ]
-  g = closed_forms.elastic_goodput(_rate(1_200_000, 8), PAUSE_S)
+  g = systems.elastic_goodput(_rate(1_200_000, 8), PAUSE_S)
   assert g**8 < statistics.fmean(runs) < g
 
 
@@ -121,7 +119,7 @@ def test_without_slack_lock_step_has_its_least_goodput():
     _run(1_200_000, seed, failures.elastic, 8, GroupExchange(1)).goodput
     for seed in SEEDS
   ]
-  g = closed_forms.elastic_goodput(_rate(1_200_000, 8), PAUSE_S)
+  g = systems.elastic_goodput(_rate(1_200_000, 8), PAUSE_S)
   assert _meets(runs, g**8, off=0.02)
 
 
@@ -130,8 +128,8 @@ def test_without_slack_lock_step_has_its_least_goodput():
   [(0, 1.0), (0.25, 0.9), (0.5, 5 / 6), (1, 0.75), (3, 0.625)],
 )
 def test_scavenging_times_of_the_paper(extra, time):
-  assert closed_forms.scavenging_time(extra, 0.25, 0.75) == pytest.approx(time)
+  assert systems.scavenging_time(extra, 0.25, 0.75) == pytest.approx(time)
 
 
 def test_scavenging_all_the_time_is_a_larger_fleet():
-  assert closed_forms.scavenging_time(1.0, 0.0, 1.0) == 0.5
+  assert systems.scavenging_time(1.0, 0.0, 1.0) == 0.5

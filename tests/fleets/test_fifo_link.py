@@ -6,14 +6,16 @@ import random
 import pytest
 
 from diloco.fleets import traffic
-from diloco.fleets.traffic import TOLERANCE, bandwidth_gbps, fragment_shares
+from diloco.fleets.traffic import fragment_shares
+from tests.fleets import fifo_link
+from tests.fleets.fifo_link import TOLERANCE, bandwidth_gbps
 
 STEPS = 2000
 UTILISATIONS = (0.5, 0.75, 0.9, 0.95, 0.99)
 MODEL_GBIT = 5e9 * 16 / 1e9  # 5 B parameters in bf16.
 H, TAU, BUCKETS = 24, 2, 128
 
-# What the public simulator that `traffic` names prints for T = 1 s: Gbit/s
+# What the public simulator that `fifo_link` names prints for T = 1 s: Gbit/s
 # for 50, 75, 90, 95, 99 % utilisation.
 TABLE = {
   ('data-parallel', 2, 16): (48, 81, 104, 111, 122),
@@ -30,24 +32,24 @@ def _method(kind, gbit, step_s, share=0.0):
   """Cycle and closed form of one method that puts `gbit` on the link."""
   if kind == 'data-parallel':
     return (
-      traffic.data_parallel(gbit, step_s, BUCKETS),
+      fifo_link.data_parallel(gbit, step_s, BUCKETS),
       traffic.Bursts(gbit, step_s, BUCKETS),
     )
   if kind == 'diloco':
     return (
-      traffic.diloco(gbit, step_s, BUCKETS, H),
+      fifo_link.diloco(gbit, step_s, BUCKETS, H),
       traffic.Bursts(gbit, step_s, BUCKETS, H),
     )
   sizes = [gbit * each for each in fragment_shares(H, share)]
   return (
-    traffic.streaming(sizes, step_s, H, TAU),
+    fifo_link.streaming(sizes, step_s, H, TAU),
     traffic.Stream(sizes[0], sizes[1], H, step_s, H, TAU),
   )
 
 
 def _simulated_gbps(cycle, step_s, utilisation):
   return bandwidth_gbps(
-    lambda gbps: traffic.utilisation(cycle, step_s, gbps, STEPS), utilisation
+    lambda gbps: fifo_link.utilisation(cycle, step_s, gbps, STEPS), utilisation
   )
 
 
@@ -57,53 +59,53 @@ def _simulated_gbps(cycle, step_s, utilisation):
 def test_two_buckets_by_hand():
   # T = 3: buckets of 1 Gbit are there at 2 and 3, each takes 2 s at 0.5 Gbit/s:
   # 2 … 4 and 4 … 6. The step ends at 6 in place of 3.
-  cycle = traffic.data_parallel(2.0, 3.0, buckets=2)
+  cycle = fifo_link.data_parallel(2.0, 3.0, buckets=2)
   assert cycle[0].releases == ((2.0, 1.0), (3.0, 1.0))
-  assert traffic.utilisation(cycle, 3.0, 0.5, steps=7) == 0.5
+  assert fifo_link.utilisation(cycle, 3.0, 0.5, steps=7) == 0.5
 
 
 def test_a_fast_link_waits_for_the_last_bucket():
   # At 4 Gbit/s: 2 … 2.25 and 3 … 3.25, a quarter of a second too late.
-  cycle = traffic.data_parallel(2.0, 3.0, buckets=2)
-  assert traffic.utilisation(cycle, 3.0, 4.0, steps=5) == 3.0 / 3.25
+  cycle = fifo_link.data_parallel(2.0, 3.0, buckets=2)
+  assert fifo_link.utilisation(cycle, 3.0, 4.0, steps=5) == 3.0 / 3.25
 
 
 def test_a_sync_of_diloco_by_hand():
   # Every third step of 3 s takes 6: 9 of 12 s. Of 4 steps one is a sync.
-  cycle = traffic.diloco(2.0, 3.0, buckets=2, every=3)
-  assert traffic.utilisation(cycle, 3.0, 0.5, steps=9) == 9 / 12
-  assert traffic.utilisation(cycle, 3.0, 0.5, steps=4) == 12 / 15
+  cycle = fifo_link.diloco(2.0, 3.0, buckets=2, every=3)
+  assert fifo_link.utilisation(cycle, 3.0, 0.5, steps=9) == 9 / 12
+  assert fifo_link.utilisation(cycle, 3.0, 0.5, steps=4) == 12 / 15
 
 
 def test_fragments_queue_until_the_deadline_by_hand():
   # T = 1, τ = 1: 1.5 s each, due after 2. First: through at 1.5. Second: waits
   # half a second, through after 2, just in time. From the third on each is
   # half a second late, and the next finds the link busy for one more second.
-  cycle = traffic.streaming((1.5,), 1.0, every=1, overlap=1)
-  assert traffic.utilisation(cycle, 1.0, 1.0, steps=2) == 1.0
-  assert traffic.utilisation(cycle, 1.0, 1.0, steps=3) == 3 / 3.5
-  assert traffic.utilisation(cycle, 1.0, 1.0, steps=1000) == 1000 / 1499
+  cycle = fifo_link.streaming((1.5,), 1.0, every=1, overlap=1)
+  assert fifo_link.utilisation(cycle, 1.0, 1.0, steps=2) == 1.0
+  assert fifo_link.utilisation(cycle, 1.0, 1.0, steps=3) == 3 / 3.5
+  assert fifo_link.utilisation(cycle, 1.0, 1.0, steps=1000) == 1000 / 1499
 
 
 def test_a_large_fragment_delays_small_ones_by_hand():
   # T = 1, τ = 1: 4 s, then three of 0.25 s. The large one is 2 s late, and
   # busies the link for one more second, in which a small one waits.
-  cycle = traffic.streaming((4.0, 0.25, 0.25, 0.25), 1.0, 4, overlap=1)
-  assert traffic.utilisation(cycle, 1.0, 1.0, steps=400) == 400 / 600
+  cycle = fifo_link.streaming((4.0, 0.25, 0.25, 0.25), 1.0, 4, overlap=1)
+  assert fifo_link.utilisation(cycle, 1.0, 1.0, steps=400) == 400 / 600
 
 
 def test_fragments_must_divide_the_interval():
   with pytest.raises(ValueError, match='P=5 fragments do not divide H=24'):
-    traffic.streaming((1.0,) * 5, 1.0, 24, 2)
+    fifo_link.streaming((1.0,) * 5, 1.0, 24, 2)
 
 
 def test_cycles_that_are_left_out_change_nothing():
   sizes = [80 * each for each in fragment_shares(H, 0.23)]
-  cycle = traffic.streaming(sizes, 1.0, H, TAU)
+  cycle = fifo_link.streaming(sizes, 1.0, H, TAU)
   unrolled = cycle * (STEPS // H) + cycle[: STEPS % H]
   for gbps in (1.0, 3.0, 3.4, 6.0, 20.0):
-    assert traffic.utilisation(cycle, 1.0, gbps, STEPS) == pytest.approx(
-      traffic.utilisation(unrolled, 1.0, gbps, STEPS), rel=1e-12
+    assert fifo_link.utilisation(cycle, 1.0, gbps, STEPS) == pytest.approx(
+      fifo_link.utilisation(unrolled, 1.0, gbps, STEPS), rel=1e-12
     )
 
 
@@ -144,7 +146,7 @@ def test_other_steps_and_data_centres_follow_the_closed_form(
   cycle, form = _method(kind, MODEL_GBIT * share, step_s)
   for utilisation in UTILISATIONS:
     gbps = form.gbps(utilisation)
-    found = traffic.utilisation(cycle, step_s, gbps, STEPS)
+    found = fifo_link.utilisation(cycle, step_s, gbps, STEPS)
     assert found == pytest.approx(utilisation, abs=0.004)
     bisected = _simulated_gbps(cycle, step_s, utilisation)
     assert form.utilisation(bisected) == pytest.approx(
@@ -176,8 +178,8 @@ def test_streams_of_any_shape_follow_the_closed_form():
     gbps = rng.uniform(0.2, 5.0) * sum(sizes) / (every * step_s)
     form = traffic.Stream(first, other, fragments, step_s, every, overlap)
     steps = 200 * every
-    cycle = traffic.streaming(sizes, step_s, every, overlap)
-    found = traffic.utilisation(cycle, step_s, gbps, steps)
+    cycle = fifo_link.streaming(sizes, step_s, every, overlap)
+    found = fifo_link.utilisation(cycle, step_s, gbps, steps)
     # The first fragments find an empty link: at most τ + 1 steps are gained.
     assert 1 / found == pytest.approx(
       1 / form.utilisation(gbps), abs=(overlap + 1) / steps
@@ -209,3 +211,10 @@ def test_bisection_refuses_what_is_no_share():
 def test_bisection_says_that_nothing_is_enough():
   with pytest.raises(ArithmeticError, match='no bandwidth'):
     bandwidth_gbps(lambda gbps: 0.5, 0.9)
+
+
+def test_fragments_hold_the_whole_model():
+  shares = traffic.fragment_shares(24, 0.23)
+  assert shares[0] == 0.23 and len(shares) == 24
+  assert sum(shares) == pytest.approx(1.0)
+  assert traffic.fragment_shares(4, 0.0) == (0.25,) * 4

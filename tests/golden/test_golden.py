@@ -6,7 +6,6 @@ runs; see README.md beside this file.
 """
 
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -15,6 +14,9 @@ import sys
 import tarfile
 
 import pytest
+
+from diloco.metrics.jsonl import read_jsonl
+from diloco.metrics.status import read_summary
 
 HERE = pathlib.Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -127,8 +129,19 @@ def test_the_run_is_extended(tmp_path):
     f'--workdir={workdir}',
     '--config.protocol.total_steps=216',
   )
-  summary = json.loads((workdir / 'summary.json').read_text())
-  assert summary['step'] >= 216
-  assert summary['rounds'] > 101
-  starts = (workdir / 'events.jsonl').read_text()
-  assert starts.count('"started"') >= 6 + 4  # Of before, and its own.
+  summary = read_summary(workdir / 'summary.json')
+  assert summary.step >= 216
+  assert summary.rounds > 101
+  rounds = [
+    line['round']
+    for line in read_jsonl(workdir / 'tape.jsonl')
+    if line['kind'] == 'Publish'
+  ]
+  assert rounds == list(range(1, summary.rounds + 1))
+  before, after = (81, 101), [each.rounds for each in summary.learners]
+  assert sorted(after) > sorted(before)
+  beginnings = [each.beginning for each in summary.learners]
+  assert any('checkpoint' in each for each in beginnings), beginnings
+  refused = started('replay', f'--workdir={workdir}')
+  assert refused.returncode == 78
+  assert 'extended from 200 to 216 steps' in refused.stderr

@@ -28,9 +28,9 @@ from diloco.run.spec import make_run_spec
 from diloco.syncer.server import SyncerServer
 from diloco.syncer.shard_server import ShardServer
 from diloco.transport.auth import OPEN
-from diloco.transport.faulty import Faults, faulty
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
+from tests.transport.faulty import Faults, faulty
 from tests.waiting import until
 
 LEARNERS = 2

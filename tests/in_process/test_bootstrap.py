@@ -13,8 +13,8 @@ from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import learner_name
 from diloco.protocol import messages
 from diloco.protocol.syncer import events as syncer_events
-from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Living, Run
+from tests.transport.faulty import Faults
 
 pytestmark = pytest.mark.beside
 

@@ -14,9 +14,9 @@ from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages
 from diloco.protocol.syncer import events as syncer_events
 from diloco.syncer.server import SyncerServer
-from diloco.transport.faulty import Faults
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from tests.in_process.in_process import LEARNERS, Run
+from tests.transport.faulty import Faults
 
 pytestmark = pytest.mark.beside
 

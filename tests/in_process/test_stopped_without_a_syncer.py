@@ -5,8 +5,8 @@ import pytest
 
 from diloco.checkpoint import store
 from diloco.metrics.workdir import learner_name
-from diloco.transport.faulty import Faults
 from tests.in_process.in_process import DEADLINE_S, Run
+from tests.transport.faulty import Faults
 
 pytestmark = pytest.mark.beside
 

@@ -10,9 +10,9 @@ from diloco.lab.run import train
 from diloco.run import tape_events
 from diloco.run.event_log import read_tapes
 from diloco.run.spec import make_run_spec
-from diloco.transport.faulty import Faults
 from experiments import common
 from tests.in_process.in_process import Run
+from tests.transport.faulty import Faults
 
 # It compares wall-clock delays with steps of a fixed length.
 pytestmark = pytest.mark.alone

@@ -66,7 +66,7 @@ def test_a_sweep_is_made_once(tmp_path):
   assert recorded.validation[-1].loss == losses['int8']
   assert [*run.glob('tensorboard/learner-0/events*')]
   said = (run / 'log').read_text()
-  assert re.search(r'step 4/8, about [0-9:]+ left  loss', said), said
+  assert re.search(r'step 8/8  loss [0-9.]+  held out', said), said
   assert '●●' in said
   assert not Workdir(run).parameters.exists(), 'of a sweep'
 

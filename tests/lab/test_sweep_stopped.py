@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from diloco.lab import sweep_runner
-from diloco.sweeps import sweep, variant_configs
+from diloco.sweeps import making, sweep, variant_configs
+from experiments import common
 from tests import waiting
 
 pytestmark = pytest.mark.beside
@@ -30,7 +31,7 @@ def test_ctrl_c_ends_the_runs_and_begins_no_other(
 
   monkeypatch.setattr(sweep_runner.futures, 'as_completed', interrupted)
   with pytest.raises(KeyboardInterrupt):
-    sweep_runner.make(ROWS, 1, JOBS, tmp_path / 'runs')
+    sweep_runner.make(_asked(tmp_path / 'runs'), JOBS)
   assert len(_pids(begun)) == JOBS
   assert not any(map(_lives, _pids(begun)))
   said = capsys.readouterr().err
@@ -63,6 +64,12 @@ flags._or_exit(work)([])
   waiting.until(
     lambda: not _lives(int(done.stdout)), 60, 'the end of the child'
   )
+
+
+def _asked(root: pathlib.Path) -> making.Sweep:
+  base = common.base().to_dict()
+  made = variant_configs.make_configs(base, ROWS)
+  return making.with_missing(root, ROWS, 1, made)
 
 
 def _run_in_place_of_python(tmp_path, monkeypatch) -> pathlib.Path:

@@ -35,23 +35,38 @@ def syncer(workdir, steps):
     time.sleep(STEP_S)  # The step itself.
   write_status(workdir, steps, steps, finished=True)
   learners = tuple(
-    status.LearnerSummary(
-      i,
-      steps,
-      steps * 1024,
-      7,
-      1 + i,
-      'at step 0, inner state from the seed',
-      0.012,
-      500,
-      700,
+    status.LearnerStatus(
+      learner=i,
+      steps=steps,
+      tokens=steps * 1024,
+      rounds=7,
+      participation=7 / 8,
+      incarnations=1 + i,
+      beginning='at step 0, inner state from the seed',
+      stall_max_s=0.012,
+      bytes_up=500,
+      bytes_down=700,
     )
     for i in range(LEARNERS)
   )
   status.write_summary(
     workdir.summary,
-    status.RunSummary(
-      'stand-in', steps, 8, 4, 2.0, 0.9, 1.0, 1, 24, 24, 3300, 3300, learners
+    status.RunStatus(
+      run='stand-in',
+      step=steps,
+      total_steps=steps,
+      rounds=8,
+      fragments=4,
+      elapsed_s=2.0,
+      goodput=0.9,
+      uptime=1.0,
+      refused=1,
+      pulls_up=24,
+      pulls_down=24,
+      bytes_up=3300,
+      bytes_down=3300,
+      finished=True,
+      learners=learners,
     ),
   )
 
@@ -59,15 +74,28 @@ def syncer(workdir, steps):
 def write_status(workdir, step, total_steps, finished):
   learners = tuple(
     status.LearnerStatus(
-      i, status.LIVE, step, 5.0 / step, 1e4, 3, 0, 10**6, 2000, 0.9, 1, 0.01
+      learner=i,
+      state=status.LIVE,
+      steps=step,
+      loss=5.0 / step,
+      tokens_per_s=1e4,
+      round=3,
+      lag_versions=0,
+      bytes_up=10**6,
+      bytes_down=2000,
+      participation=0.9,
+      incarnations=1,
+      stall_max_s=0.01,
     )
     for i in range(LEARNERS)
   )
   status.write_status(
     workdir.status,
     status.RunStatus(
-      'stand-in', time.time(), step, total_steps, 3, (0, 1, 2), (0, 2), 0.1,
-      0.25, 0.02, 0.87, 1.0, 3 * 10**6, 6000, 0, finished, learners,
+      run='stand-in', time_s=time.time(), step=step, total_steps=total_steps,
+      rounds=3, live=(0, 1, 2), participants=(0, 2), grace_s=0.25,
+      elapsed_s=1.0, goodput=0.87, uptime=1.0, bytes_up=3 * 10**6,
+      bytes_down=6000, refused=0, finished=finished, learners=learners,
     ),
   )  # fmt: skip
 

@@ -325,6 +325,7 @@ def test_a_newcomer_has_no_chips(tmp_path):
 
 
 @pytest.mark.skipif(not pathlib.Path('/proc').exists(), reason='reads /proc')
+@pytest.mark.soak
 def test_a_whole_run_of_two_devices_a_learner(tmp_path):
   """CPU devices stand for the GPUs, of which the machine has but the files."""
   _nodes(tmp_path, *(f'dev/nvidia{i}' for i in range(4)))

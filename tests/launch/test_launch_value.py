@@ -8,8 +8,8 @@ import pytest
 
 from diloco.config.sections import ConfigError
 from diloco.sizing import syncer_machine
-from launch import job
-from launch.backends import gke, queued_resources, syncer_sizes
+from launch import job, syncer_sizes
+from launch.backends import gke, queued_resources
 from launch.backends.manifest_text import as_yaml
 from launch.backends.queued_resources import Cloud
 from launch.job import only

@@ -18,7 +18,7 @@ from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.run.spec import check_text, load_text
 from experiments import quickstart, tests_tiny
-from launch.local import lacks_evaluation, occupy
+from launch.local import lacks_evaluation, occupy, still_due
 from launch.program import on_this_machine, program
 from launch.role_processes import free_address
 
@@ -150,7 +150,7 @@ def test_two_shards_take_the_flag_of_how_all_log():
 
 def test_launching_imports_no_jax():
   code = (
-    'import sys, launch.local, launch.plot, diloco.config.run_config\n'
+    'import sys, launch.local, launch.session, diloco.config.run_config\n'
     'print([m for m in ("jax", "flax", "optax", "grain", "grpc", "matplotlib")'
     ' if m in sys.modules])'
   )
@@ -233,6 +233,13 @@ def test_a_run_is_overwritten_only_when_asked(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ['lock']
 
 
+@pytest.mark.parametrize('text', ['', '{}', '[1', '{"run": 7}'])
+def test_a_broken_status_decides_nothing(tmp_path, text):
+  """It is a view of the run, which the syncer soon replaces."""
+  (tmp_path / 'status.json').write_text(text)
+  assert still_due((), CONFIG, Workdir(tmp_path)) == ()
+
+
 def _left(tmp_path, config):
   """A folder as a launcher leaves it that was stopped."""
   files.write_json(tmp_path / 'config.json', dataclasses.asdict(config))
@@ -258,8 +265,20 @@ def test_what_may_differ_does_not_keep_a_run_from_going_on(tmp_path):
 def test_another_run_is_named_by_what_differs(tmp_path):
   inner = dataclasses.replace(CONFIG.inner, lr=0.5)
   _left(tmp_path, dataclasses.replace(CONFIG, inner=inner))
+  (tmp_path / 'checkpoints').mkdir()
   with pytest.raises(ConfigError, match=r'inner\.lr: \S+ here, 0\.5 there'):
     occupy(tmp_path, False, CONFIG)
+
+
+def test_a_start_that_failed_claims_no_folder(tmp_path):
+  """No step was made: another run may take its place."""
+  inner = dataclasses.replace(CONFIG.inner, lr=0.5)
+  _left(tmp_path, dataclasses.replace(CONFIG, inner=inner))
+  (tmp_path / 'logs' / 'syncer.log').write_text('error: it can not run\n')
+  workdir, lock, goes_on = occupy(tmp_path, False, CONFIG)
+  lock.close()
+  assert not goes_on
+  assert [path.name for path in workdir.root.iterdir()] == ['lock']
 
 
 def test_a_run_that_is_over_does_not_go_on(tmp_path):

@@ -8,8 +8,9 @@ import pathlib
 import pytest
 import rich.console
 
-from diloco.metrics import names, status, token_ledger
-from diloco.metrics.run_progress import ProgressMeter, RunProgress, clock
+from diloco.metrics import figures, names, status, token_ledger
+from diloco.metrics.figures import clock
+from diloco.metrics.run_progress import Pace
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.metrics.writer import JsonlWriter
 from launch import progress
@@ -20,25 +21,22 @@ HERE = pathlib.Path(__file__).parent
 
 LEARNERS = (
   status.LearnerStatus(
-    0,
-    'live',
-    412,
-    2.1234,
-    15123.4,
-    137,
-    0,
-    123_456_789,
-    9_876,
-    0.93,
-    1,
-    0.01,
-    0.57,
+    learner=0, state='live', step=15, steps=412, tokens=421_888, loss=2.1234,
+    tokens_per_s=15123.4, round=137, lag_versions=0, bytes_up=123_456_789,
+    bytes_down=9_876, rounds=127, participation=0.93, incarnations=2,
+    stall_max_s=0.01, age_steps=0.57,
   ),
-  status.LearnerStatus(1, 'gone', 99, None, 0.0, 0, 2, 0, 0, 0.0, 1, 0.0),
-)
+  status.LearnerStatus(
+    learner=1, state='gone', steps=99, tokens_per_s=0.0, round=0,
+    lag_versions=2, bytes_up=0, bytes_down=0, participation=0.0,
+    incarnations=1, stall_max_s=0.0,
+  ),
+)  # fmt: skip
 STATUS = status.RunStatus(
-  'quickstart', 0.0, 412, 500, 137, (0,), (0,), 0.1, 0.25, 0.02, 0.87, 1.0,
-  3, 6, 0, False, LEARNERS,
+  run='quickstart', time_s=0.0, step=412, total_steps=500, rounds=137,
+  planned=2, live=(0,), participants=(0,), grace_s=0.25, elapsed_s=65.4,
+  goodput=0.87, uptime=1.0, bytes_up=3, bytes_down=6, refused=0,
+  heldout_step=384, heldout_loss=2.25, learners=LEARNERS,
 )  # fmt: skip
 PROCESSES = (
   ProcessState('syncer', 'running', 10, 1),
@@ -57,11 +55,11 @@ def rows_of(text):
   return {line.split()[0]: line.split() for line in text.splitlines() if line}
 
 
-PROGRESS = RunProgress(65.4, 18.2, {'learner-0': 411}, (384, 2.25))
+TIMES = '1:05, 0:18 left'
 
 
-def shown(width, told=STATUS, found=PROGRESS):
-  lines = text_of(progress.table(told, PROCESSES, found, width), width)
+def shown(width, told=STATUS, times=TIMES):
+  lines = text_of(progress.table(told, PROCESSES, times, width), width)
   return [line.rstrip() for line in lines.splitlines()]
 
 
@@ -72,14 +70,12 @@ def test_a_terminal_is_used_as_wide_as_it_is(width):
   assert all(len(line) <= width for line in shown(width))
 
 
-def test_a_learner_that_came_back_is_shown_at_the_global_step():
+def test_a_learner_that_came_back_has_the_steps_of_all_its_lives():
   """Its own steps begin anew, which looked as if it had lost its work."""
-  back = dataclasses.replace(LEARNERS[0], step=15, incarnations=2)
-  told = dataclasses.replace(STATUS, learners=(back,))
-  rows = rows_of('\n'.join(shown(80, told)))
-  assert rows['learner-0'][2] == '411'
-  said = progress.lines(told, PROCESSES, PROGRESS)
-  assert 'learner-0 live at step 411 loss' in ' '.join(said)
+  rows = rows_of('\n'.join(shown(80)))
+  assert rows['learner-0'][2] == '412'
+  said = progress.lines(STATUS, PROCESSES, TIMES)
+  assert 'learner-0 live steps 412 loss' in ' '.join(said)
 
 
 def test_a_learner_that_was_started_by_hand_has_a_row():
@@ -88,7 +84,7 @@ def test_a_learner_that_was_started_by_hand_has_a_row():
   file = io.StringIO()
   display = progress.Display(rich.console.Console(file=file, width=120))
   display.show(told, PROCESSES)
-  assert 'learner-2 live at step 412 loss 2.123' in file.getvalue()
+  assert 'learner-2 live steps 412 loss 2.123' in file.getvalue()
   assert progress.joined(told, PROCESSES) == [
     ProcessState('learner-2', 'running', None, 0)
   ]
@@ -96,7 +92,7 @@ def test_a_learner_that_was_started_by_hand_has_a_row():
 
 
 def test_states_have_colours_on_a_terminal_only():
-  view = progress.table(STATUS, PROCESSES, PROGRESS, 80)
+  view = progress.table(STATUS, PROCESSES, TIMES, 80)
   stream = io.StringIO()
   console = rich.console.Console(
     file=stream, width=80, force_terminal=True, color_system='standard'
@@ -109,12 +105,12 @@ def test_states_have_colours_on_a_terminal_only():
 
 def test_brackets_in_a_run_s_name_are_no_markup():
   odd = dataclasses.replace(STATUS, run='a [/b] [red]c')
-  assert 'a [/b] [red]c  step' in ' '.join(shown(80, odd))
+  assert 'a [/b] [red]c  Θ' in ' '.join(shown(80, odd))
 
 
 def test_before_the_first_status_processes_are_shown():
-  early = shown(80, None, RunProgress(3.0))
-  assert early[0] == 'starting  0:03 elapsed'
+  early = shown(80, None, '0:03')
+  assert early[0] == 'starting  0:03'
   rows = rows_of('\n'.join(early))
   assert rows['learner-1'] == ['learner-1', 'waiting', '2']
 
@@ -126,9 +122,9 @@ def test_a_log_gets_short_lines_and_no_escape_codes():
     display.update(STATUS, PROCESSES)  # Too early: not shown.
     display.say('learner-1 (7) killed: [why]')
   assert console.file.getvalue() == (
-    'quickstart  step 412/500  0:00 elapsed  round 137  live 1  merged 0  '
-    'grace 0.25 s  goodput 87%\n'
-    '  syncer running | learner-0 live at step 412 loss 2.123 | '
+    'quickstart  Θ 2.250 at step 384  step 412 of 500  rounds 137  1:05  '
+    'goodput 87.0%  live 1 of 2\n'
+    '  syncer running | learner-0 live steps 412 loss 2.123 | '
     'learner-1 waiting\n'
     'learner-1 (7) killed: [why]\n'
   )
@@ -141,7 +137,8 @@ def test_a_line_with_its_own_clock_gets_no_elapsed_time():
     display.show(None, PROCESSES)
     display.show(STATUS, PROCESSES)
   assert told[0] == 'starting'
-  assert told[1].startswith('quickstart  step 412/500  round 137  live 1')
+  assert told[1].startswith('quickstart  Θ 2.250 at step 384')
+  assert '1:05' not in told[1]
 
 
 def test_lines_of_a_log_are_at_most_120_characters():
@@ -154,36 +151,39 @@ def test_lines_of_a_log_are_at_most_120_characters():
     ),
     participants=tuple(range(9)),
   )
-  found = progress.lines(told, many, PROGRESS)
+  found = progress.lines(told, many, TIMES)
   assert max(map(len, found)) <= 120
   assert ' '.join(found).count('loss 2.123') == 9
-  assert len(found) == 5
+  assert len(found) == 4
 
 
-def test_what_files_tell_of_the_progress(tmp_path):
+def test_the_status_has_what_the_evaluator_measured(tmp_path):
   workdir = Workdir(tmp_path)
-  meter = ProgressMeter(workdir)
-  assert meter.look(None, ['learner-0']).steps == {}
-  for name, record in (
-    ('learner-0', {'step': 15, names.GLOBAL_STEP: 219.0}),
-    (EVALUATOR, {'step': 200, names.EVAL_LOSS: 2.5}),
-  ):
-    writer = JsonlWriter(workdir.metrics(name))
-    writer.write_scalars(record.pop('step'), record)
-    writer.close()
-  found = meter.look(STATUS, ['learner-0', 'syncer'])
-  assert (found.steps, found.heldout) == ({'learner-0': 219}, (200, 2.5))
-  assert found.left_s is None  # One status has no pace.
+  assert status.of_run(workdir) is None
+  status.write_status(
+    workdir.status,
+    dataclasses.replace(STATUS, heldout_step=None, heldout_loss=None),
+  )
+  writer = JsonlWriter(workdir.metrics(EVALUATOR))
+  writer.write_scalars(200, {names.EVAL_LOSS: 2.5})
+  writer.close()
+  found = status.of_run(workdir)
+  assert (found.heldout_step, found.heldout_loss) == (200, 2.5)
+
+
+def test_the_time_left_is_judged_by_two_statuses():
+  pace = Pace()
+  assert pace.left_s(STATUS) is None  # One status has no pace.
   later = dataclasses.replace(STATUS, time_s=11.0, step=434)
-  assert meter.look(later, []).left_s == pytest.approx((500 - 434) / 2)
+  assert pace.left_s(later) == pytest.approx((500 - 434) / 2)
 
 
 def test_the_time_left_leaves_out_what_it_took_to_start():
-  meter = ProgressMeter(None)
+  pace = Pace()
   for time_s in (1.0, 5.0, 9.0):  # Compiles.
-    meter.look(dataclasses.replace(STATUS, time_s=time_s, step=0), [])
+    pace.left_s(dataclasses.replace(STATUS, time_s=time_s, step=0))
   moving = dataclasses.replace(STATUS, time_s=10.0, step=50)
-  assert meter.look(moving, []).left_s == pytest.approx((500 - 50) / 50)
+  assert pace.left_s(moving) == pytest.approx((500 - 50) / 50)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_times_are_read_as_on_a_clock(time_s, text):
   ],
 )  # fmt: skip
 def test_bytes_have_units(nbytes, text):
-  assert progress.in_units(nbytes) == text
+  assert figures.in_bytes(nbytes) == text
 
 
 def test_the_end_table_says_where_the_tokens_went():
@@ -212,8 +212,7 @@ def test_the_end_table_says_where_the_tokens_went():
   ]
   text = progress.tokens_text(rows)
   assert text.plain == (
-    '2,000 trained, once per fragment: 93.0% merged, 2.5% overwritten, '
-    '1.0% lost (died), 3.5% pending'
+    '93.0% merged, 2.5% overwritten, 1.0% lost (died), 3.5% pending'
   )
   wrong = [*rows, token_ledger.TokenCounts(10, 0, 3, (), 0)]
   assert progress.tokens_text(wrong).plain.endswith(', 7 unexplained')
@@ -222,29 +221,40 @@ def test_the_end_table_says_where_the_tokens_went():
 def test_the_end_table_compares_loss_and_bytes():
   seed, peer = 'at step 0, seed', 'at step 171, learner 0'
   learners = (
-    status.LearnerSummary(
-      0, 500, 512_000, 166, 1, seed, 0.012, 44_000, 44_000, 0.57
+    status.LearnerStatus(
+      learner=0, steps=500, tokens=512_000, rounds=166, participation=1.0,
+      incarnations=1, beginning=seed, stall_max_s=0.012, bytes_up=44_000,
+      bytes_down=44_000, age_steps=0.57,
     ),
-    status.LearnerSummary(1, 300, 307_200, 83, 2, peer, 0.5, 22_000, 22_000),
-  )
-  run = status.RunSummary(
-    'x', 500, 166, 8, 120.0, 0.951, 1.0, 2, 8 * 30, 8 * 30, 66_000, 60_000,
-    learners, 0.62, 0.04,
+    status.LearnerStatus(
+      learner=1, steps=300, tokens=307_200, rounds=83, participation=0.5,
+      incarnations=2, beginning=peer, stall_max_s=0.5, bytes_up=22_000,
+      bytes_down=22_000,
+    ),
+  )  # fmt: skip
+  run = status.RunStatus(
+    run='x', step=500, total_steps=500, rounds=166, planned=2, fragments=8,
+    parameters=4000, elapsed_s=120.0, goodput=0.951, uptime=1.0, refused=2,
+    pulls_up=8 * 30, pulls_down=8 * 30, bytes_up=66_000, bytes_down=60_000,
+    learners=learners, age_steps=0.62, old_share=0.04, finished=True,
   )  # fmt: skip
   evaluation = status.Evaluation(4000, 5.545, 1.9, 2.426, 3.244)
   text = text_of(
-    progress.report(Workdir(pathlib.Path('w')), run, evaluation, 'w/loss.png')
+    progress.report(Workdir(pathlib.Path('w')), run, evaluation, 'w/loss.png'),
+    100,
   )
   assert '…' not in text
   rows = rows_of(text)
-  assert rows['learner-0'][1:3] == ['166', '(100%)']
-  assert rows['learner-0'][3] == '0.57'
-  assert rows['learner-1'][1:3] == ['83', '(50%)']
+  for name, told in zip(('learner-0', 'learner-1'), learners, strict=True):
+    columns = figures.shown(figures.LEARNER, figures.END)
+    assert rows[name][1:] == ' '.join(each.of(told) for each in columns).split()
+  for figure in figures.shown(figures.RUN, figures.END):
+    assert f'{figure.label} ' in text and figure.of(run) in text, figure.name
   for part in (
     '1.900', '2.741', '2.426', '3.500',  # nats and bits, end and bigram
-    'up 0.550, down 0.500 (f32 4, bf16 2)',
-    '500 ms', '95.1%', '100.0%', 'w/logs', 'w/loss.png',
-    'back again: learner-1', peer, '0.62 steps, 4% older than 1.5',
+    '0.550 (f32 4, bf16 2)', '66 kB (f32: 480 kB)', '819,200', '75.0%',
+    '500 ms', '95.1%', '100.0%', 'w/logs', 'w/loss.png', '2:00',
+    'back again: learner-1', peer, '0.62 steps', '4.0% of the merged offers',
   ):  # fmt: skip
     assert part in text, part
-  assert 'once per fragment' not in text
+  assert 'where tokens went' not in text

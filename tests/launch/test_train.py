@@ -5,8 +5,10 @@ import importlib.util
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -32,11 +34,72 @@ def call(folder, *argv):
 
 
 def test_all_commands_are_there_and_listed(tmp_path):
-  done = call(tmp_path)
+  done = call(tmp_path, '--help')
   assert done.returncode == 0, done.stderr
+  for group in commands.GROUPS:
+    assert f'\n{group}:\n' in done.stdout
   for name, (module, text) in commands.COMMANDS.items():
     assert importlib.util.find_spec(module), module
     assert f'  {name:14}{text}\n' in done.stdout
+  assert call(tmp_path, '--version').stdout == f'diloco {version("diloco")}\n'
+
+
+HELPS = """
+import os, pathlib, runpy, sys
+from diloco.__main__ import COMMANDS
+import jax, optax, orbax.checkpoint, flax  # Once for all.
+for name, (module, _) in COMMANDS.items():
+  for flag in ('--help', '-h', '--version'):
+    if not (child := os.fork()):
+      with open(f'{name}{flag}', 'w') as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.argv = [name, flag]
+        runpy.run_module(module, run_name='__main__', alter_sys=True)
+      os._exit(99)  # It went on.
+    print(name, flag, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_each_command_lists_every_flag(tmp_path):
+  done = subprocess.run(
+    [sys.executable, '-c', HELPS],
+    cwd=tmp_path,
+    env=os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  codes = [line.split() for line in done.stdout.splitlines()]
+  said = {(n, f): (tmp_path / f'{n}{f}').read_text() for n, f, _ in codes}
+  assert not [(*words, said[words[0], words[1]][-300:])
+              for words in codes if words[2] != '0']  # fmt: skip
+  assert len(codes) == 3 * len(commands.COMMANDS)
+  for name, (module, _) in commands.COMMANDS.items():
+    assert said[name, '--help'] == said[name, '-h']
+    spec = importlib.util.find_spec(module)
+    if spec.submodule_search_locations:
+      spec = importlib.util.find_spec(f'{module}.__main__')
+    source = pathlib.Path(spec.origin).read_text()
+    defined = re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source)
+    shown = re.findall(r'^  --(?:\[no\])?(\w+)', said[name, '--help'], re.M)
+    assert {*defined} <= {*shown}, name
+  for flag in ('page', 'workdir', 'config', 'metrics_port', 'steps', 'lr'):
+    assert re.search(rf'^  --{flag}\b', said['train', '--help'], re.M), flag
+
+
+def test_a_command_that_went_names_its_successor(tmp_path):
+  done = call(tmp_path, 'sweep', '--help')
+  assert done.returncode == 0
+  assert done.stderr == (
+    'note: diloco sweep is now diloco lab --sweep, and goes with the next '
+    'release\n'
+  )
+  done = call(tmp_path, 'tape', '--workdir=nowhere')
+  assert done.returncode == 78
+  assert done.stderr.startswith('note: --workdir=nowhere is now nowhere by')
+  done = call(tmp_path, 'replay', 'one', 'two')
+  assert done.stderr == 'error: two: unexpected argument\n'
 
 
 def test_whatever_a_page_runs_has_a_command():
@@ -82,7 +145,13 @@ def test_a_text_becomes_the_flags_of_a_run():
   ]
   assert train.arguments(['train', '--workdir=w', '--extend=9']) == [
     'train', config, '--workdir=w', '--extend=9',
-    '--config.protocol.total_steps=9',
+    '--config.protocol.total_steps=9', '--config.inner.warmup_steps=0',
+  ]  # fmt: skip
+  assert train.arguments(['train', 'b.txt', '--lr=0.1', '--steps=50']) == [
+    'train', config, '--text=b.txt', '--config.inner.lr=0.1',
+    '--config.protocol.total_steps=50', '--config.data.source=text',
+    '--config.data.path=b.txt', '--workdir=runs/b',
+    '--config.inner.warmup_steps=5',
   ]  # fmt: skip
   given = ['train', '--workdir=w', '--config=x.py']
   assert train.arguments(given) == given
@@ -105,21 +174,27 @@ def test_the_file_beside_a_run_is_taken_as_it_was_edited(tmp_path, capsys):
 
 def test_resuming_begins_no_run(tmp_path):
   (tmp_path / 'book.txt').write_text(WORDS * 400)
-  done = call(tmp_path, 'train', '--text=book.txt', '--resume')
+  done = call(tmp_path, 'train', 'book.txt', '--resume')
   assert done.returncode == 78
   assert done.stderr == 'error: --resume: runs/book holds no run\n'
   assert not (tmp_path / 'runs').exists()
 
 
 def test_the_next_commands_go_on_with_this_run():
-  steps = ['--config.protocol.total_steps=4', '--extend=5']
-  words = ['--workdir', 'w', '--text=b.txt', *steps]
-  title, *lines = train.next_commands('w', 5, words).splitlines()
+  steps = ['--config.protocol.total_steps=4', '--extend=5', '--steps', '7']
+  words = ['--workdir', 'w', 'my book.txt', *steps, '--lr=0.1', '--resume']
+  title, *lines = train.next_commands('my w', 5, words).splitlines()
   assert title == 'Next:'
-  assert [line.split('diloco ')[1].split()[0] for line in lines] == [
-    'generate', 'report', 'train',
+  assert [shlex.split(line, comments=True)[-3:] for line in lines[1::2]] == [
+    ['my w', '--prompt=The ', '--seed=1'],
+    [*train._program().split()[-2:], 'report', 'my w'][-3:],
+    [*train._program().split()[-2:], 'tape', 'my w'][-3:],
+    ['--lr=0.1', '--workdir=my w', '--steps=10'],
   ]  # fmt: skip
-  assert 'train --text=b.txt --workdir=w --extend=10 ' in lines[-1]
+  assert shlex.split(lines[-1])[-4] == 'my book.txt'
+  assert not any('…' in line for line in lines)
+  *_, last = train.next_commands('w', 5, words, goes_on=False).splitlines()
+  assert ' tape ' in last, 'no more steps where the last made it worse'
 
 
 @pytest.mark.parametrize(
@@ -142,7 +217,7 @@ def test_the_next_commands_can_be_copied(
   monkeypatch.setenv('PATH', str(tmp_path / path))
   monkeypatch.chdir(tmp_path / cwd)
   _, *lines = train.next_commands('w', 5, ['--workdir=w']).splitlines()
-  assert {line.split()[0] for line in lines} == {program.format(tmp_path)}
+  assert {line.split()[0] for line in lines[1::2]} == {program.format(tmp_path)}
 
 
 def test_the_quickstart_ends_with_them():
@@ -152,7 +227,7 @@ def test_the_quickstart_ends_with_them():
 
 def test_too_short_a_text_is_refused_at_once(tmp_path):
   (tmp_path / 'short.txt').write_text(WORDS)
-  done = call(tmp_path, 'train', '--text=short.txt')
+  done = call(tmp_path, 'train', 'short.txt')
   assert done.returncode == 78
   assert 'bytes are too short, a text needs 4267' in done.stderr
   assert not (tmp_path / 'runs').exists()
@@ -164,10 +239,13 @@ def test_a_text_is_trained_on_and_sampled(tmp_path):
     tmp_path,
     'train',
     f'--config={ROOT}/experiments/train.py:quicktest',
-    '--text=book.txt',
+    'book.txt',
   )
   assert done.returncode == 0, done.stdout + done.stderr
+  assert re.search(
+    r'40 steps read the \d+,\d+ bytes of text \d\.\d times', done.stdout
+  )
   assert 'killed' not in done.stdout
   assert 'What the model writes:' in done.stdout
-  assert 'generate --workdir=runs/book' in done.stdout
+  assert 'generate runs/book --prompt' in done.stdout
   assert (tmp_path / 'runs' / 'book' / 'summary.json').exists()

@@ -7,8 +7,8 @@ import pytest
 
 from diloco.learner import connection
 from diloco.metrics.jsonl import read_jsonl
-from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Run
+from tests.transport.faulty import Faults
 
 pytestmark = pytest.mark.beside
 

@@ -10,8 +10,8 @@ from diloco.metrics import names
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import learner_name
 from diloco.protocol.incarnation import process_of
-from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Living, Run
+from tests.transport.faulty import Faults
 
 pytestmark = pytest.mark.beside
 

@@ -5,8 +5,8 @@ import pytest
 
 from diloco.metrics import names
 from diloco.metrics.jsonl import read_jsonl
-from diloco.transport.faulty import Faults
 from tests.in_process.in_process import LEARNERS, Run
+from tests.transport.faulty import Faults
 
 pytestmark = pytest.mark.alone
 

@@ -7,16 +7,18 @@ import json
 import pytest
 from tensorboardX.proto import plugin_hparams_pb2
 
-from diloco.metrics import files, names, status, writer
+from diloco.metrics import figures, files, names, status, writer
 from diloco.metrics import jsonl as metrics_jsonl
+from diloco.metrics.workdir import Workdir
 from tests.metrics import board_events
 
 LEARNER = status.LearnerStatus(
-  1, status.LIVE, 7, None, 10.5, 3, 0, 100, 200, 0.5, 2, 0.25
-)
+  learner=1, state=status.LIVE, step=7, steps=9, tokens=90, tokens_per_s=10.5,
+  round=3, rounds=1, participation=0.5, incarnations=2, stall_max_s=0.25,
+)  # fmt: skip
 STATUS = status.RunStatus(
-  'x', 1.5, 7, 10, 3, (0, 1), (1,), 0.1, 0.2, 0.3, 0.9, 1.0, 1, 2, 0, False,
-  (LEARNER,),
+  run='x', time_s=1.5, step=7, total_steps=10, rounds=3, live=(0, 1),
+  participants=(1,), goodput=0.9, uptime=1.0, bytes_up=1, learners=(LEARNER,),
 )  # fmt: skip
 
 
@@ -74,12 +76,57 @@ def test_half_a_status_is_malformed(tmp_path):
     status.read_status(path)
 
 
+def test_files_have_all_figures_by_their_names():
+  found = status.as_json(STATUS)
+  for table, told in (
+    (figures.RUN, found),
+    (figures.LEARNER, found['learners'][0]),
+  ):
+    assert {each.name for each in table} <= told.keys()
+  assert found['tokens'] == 90
+  assert found['participation'] == found['learners'][0]['participation'] == 0.5
+
+
+def test_a_summary_of_an_older_version_is_completed_from_its_status(tmp_path):
+  workdir = Workdir(tmp_path)
+  learner = {
+    'learner': 0, 'steps': 9, 'tokens': 90, 'rounds': 1, 'incarnations': 2,
+    'beginning': 'seed', 'stall_max_s': 0.5, 'bytes_up': 1, 'bytes_down': 2,
+  }  # fmt: skip
+  summary = {
+    'run': 'x', 'step': 10, 'rounds': 4, 'fragments': 2, 'wall_s': 7.5,
+    'goodput': 0.5, 'uptime': 1.0, 'refused': 0, 'pulls_up': 1, 'pulls_down': 1,
+    'bytes_up': 1, 'bytes_down': 2, 'learners': [learner],
+  }  # fmt: skip
+  last = {
+    'run': 'x', 'time_s': 1.5, 'step': 10, 'total_steps': 12, 'closed_round': 4,
+    'live': [0], 'participants': [0], 'quorum_s': 0.1, 'grace_s': 0.2,
+    'sync_s': 0.3, 'goodput': 0.4, 'uptime': 0.9, 'bytes_up': 1,
+    'bytes_down': 2, 'refused': 0, 'finished': True,
+    'learners': [
+      {
+        'learner': 0, 'state': 'live', 'step': 3, 'loss': 2.5,
+        'tokens_per_s': 9.0, 'round': 4, 'lag_versions': 0, 'bytes_up': 1,
+        'bytes_down': 2, 'participation': 0.25, 'incarnations': 2,
+        'stall_max_s': 0.5,
+      }
+    ],
+  }  # fmt: skip
+  workdir.status.write_text(json.dumps(last))
+  assert status.of_run(workdir).rounds == 4
+  workdir.summary.write_text(json.dumps(summary))
+  found = status.of_run(workdir)
+  assert (found.elapsed_s, found.goodput, found.grace_s) == (7.5, 0.5, 0.2)
+  assert found.learners[0].tokens == 90 and found.learners[0].loss == 2.5
+  assert found.learners[0].participation == 0.25
+
+
 def test_bytes_per_parameter_of_one_leg():
   # 1000 parameters in 4 fragments of 250; 8 pulls carry each twice, at 125 B:
   # 4 bits a parameter.
-  assert status.bytes_per_parameter(8 * 125, 8, 4, 1000) == 0.5
-  assert status.bytes_per_parameter(8 * 1000, 8, 4, 1000) == 4.0
-  assert status.bytes_per_parameter(0, 0, 4, 1000) is None
+  assert figures.bytes_per_parameter(8 * 125, 8, 4, 1000) == 0.5
+  assert figures.bytes_per_parameter(8 * 1000, 8, 4, 1000) == 4.0
+  assert figures.bytes_per_parameter(0, 0, 4, 1000) is None
 
 
 def test_jsonl_is_appended_and_read_back(tmp_path):
@@ -171,7 +218,7 @@ def test_a_board_has_the_configuration_to_compare_runs_by(tmp_path):
   }
   experiment = parts.pop('_hparams_/experiment').experiment
   assert [each.name.tag for each in experiment.metric_infos] == list(
-    names.COMPARED
+    writer.COMPARED
   )
   (session,) = parts.values()
   found = session.session_start_info.hparams

@@ -66,7 +66,7 @@ def test_every_process_of_a_run(tmp_path):
         f'{name} tells {pattern}',
       )
     processes.until(
-      lambda: status('syncer').get('closed_round', 0) > 0,
+      lambda: status('syncer').get('rounds', 0) > 0,
       START_S,
       'the status of the syncer',
     )

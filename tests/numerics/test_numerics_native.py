@@ -18,10 +18,12 @@ from diloco.run import contributions
 
 ROOT = pathlib.Path(__file__).parents[2]
 F32 = np.finfo(np.float32)
+# Not in the table, but as good: any row of blocks can become one.
+OTHERS = ('int3', 'int5', 'int6', 'int7')
 SIZES = (0, 1, 2, 7, 8, 9, 23, 24, 25, 127, 128, 129, 255, 1000, 70_001)
 CODECS = [
   (name, block, scale)
-  for name in ('int4', 'int8', 'int2', 'int1')
+  for name in ('int4', 'int8', 'int2', 'int1', *OTHERS)
   for block in (8, 24, 128)
   for scale in ('bf16', 'f32')
 ]
@@ -32,6 +34,16 @@ SPECS = {
   'd': TensorSpec((9,), 'averaged'),
 }
 (PIECES,) = make_layout(SPECS, 'balanced', 1).fragments
+
+
+@pytest.fixture(autouse=True, scope='module')
+def every_row():
+  """Adds the rows that the table may get."""
+  added = {name: codec.in_blocks(int(name[3:])) for name in OTHERS}
+  with pytest.MonkeyPatch.context() as patch:
+    for name, kind in added.items():
+      patch.setitem(codec.CODECS, name, kind)
+    yield
 
 
 @pytest.fixture(scope='module')
@@ -108,7 +120,7 @@ def test_codecs(both, name, block, scale, n):
     assert_same_bits(*both(chosen.decode, slow, n))
 
 
-@pytest.mark.parametrize('name', ['int4', 'int8'])
+@pytest.mark.parametrize('name', ['int4', 'int8', *OTHERS])
 @pytest.mark.parametrize('scale', ['bf16', 'f32'])
 def test_any_bytes_decode_alike(both, name, scale):
   """So do bytes of no encoder, with NaN, negative or denormal scales."""
@@ -157,7 +169,7 @@ def test_merge_rules(both, rule, learners):
 
 @pytest.mark.parametrize('rule', list(merge.RULES))
 @pytest.mark.parametrize('learners', [1, 2, 8])
-@pytest.mark.parametrize('name', ['int4', 'int8'])
+@pytest.mark.parametrize('name', ['int4', 'int8', *OTHERS])
 def test_encoded_contributions_merge_as_decoded_ones(
   compiled, monkeypatch, rule, learners, name
 ):
@@ -234,7 +246,7 @@ def arrays(rng, scale=1.0):
 @pytest.mark.parametrize('anneal', [None, outer.Anneal(1, 3, 0.1)])
 @pytest.mark.parametrize('nesterov', [True, False])
 @pytest.mark.parametrize('momentum', [0.0, 0.9])
-@pytest.mark.parametrize('name', ['int4', 'int8', 'int1', 'f32'])
+@pytest.mark.parametrize('name', ['int4', 'int8', 'int6', 'int1', 'f32'])
 def test_rounds(both, name, momentum, nesterov, anneal):
   optimizer = outer.make_outer(0.7, momentum, nesterov, anneal)
   chosen = codec.make_codec(name, 24)
@@ -289,6 +301,31 @@ def test_code_of_another_source_is_refused(compiled, monkeypatch, tmp_path):
   monkeypatch.setattr(native, 'SOURCE', other)
   with pytest.raises(ValueError, match=r'another blocks\.c'):
     native.open_library(compiled._name)
+
+
+@pytest.mark.parametrize('kept', [0, 3, 0.1, 0.5, 0.9, -1])
+def test_a_cut_file_is_refused_and_numpy_runs(compiled, tmp_path, kept):
+  """In a process of its own: what is not refused would kill this one."""
+  whole = pathlib.Path(compiled._name).read_bytes()
+  cut = tmp_path / '_blocks.so'
+  cut.write_bytes(whole[: round(len(whole) * kept) if 0 < kept < 1 else kept])
+  code = """
+import importlib.machinery, logging, sys
+from diloco.numerics import native
+logging.basicConfig(format='%(message)s')
+found = importlib.machinery.ModuleSpec(native.MODULE, None, origin=sys.argv[1])
+native.importlib.util.find_spec = lambda name: found
+assert native.load() is None
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code, str(cut)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done
+  said = f'numpy: {cut} is cut: {cut.stat().st_size} of '
+  assert said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_the_log_says_which_code_runs(monkeypatch, caplog):

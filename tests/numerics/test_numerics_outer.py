@@ -132,6 +132,41 @@ def test_adam_is_optax_s_and_keeps_its_bits_in_numpy():
   }
 
 
+class Counted(float):
+  """A factor that counts its products."""
+
+  products = 0
+
+  def __rmul__(self, other):
+    self.products += 1
+    return float(self) * other
+
+
+def test_a_round_of_adam_goes_on_from_the_power_of_the_one_before():
+  b1, b2 = Counted(0.9), Counted(0.9999)
+  optimizer = outer.make_adam(0.3, b1, b2, 0.1)
+  ones = {'w': np.ones(3, np.float32)}
+  state = optimizer.init(ones)
+
+  def moved(rounds):
+    at = state._replace(rounds=np.asarray(rounds - 1, np.int32))
+    return optimizer.update(ones, at)[0]['w']
+
+  first = moved(1000)
+  assert b2.products == 1000 and b1.products < 400  # 0.9³⁹⁹ is nothing to 1.
+  moved(1000)  # Of another fragment.
+  after = moved(1001)
+  assert b2.products == 1001 and b1.products < 400
+  powers = [1 - math.prod([b] * 1001) for b in (0.9, 0.9999)]
+  mean, square = (
+    np.float32(1 - b) / np.float32(unbiased)
+    for b, unbiased in zip((0.9, 0.9999), powers, strict=True)
+  )
+  expected = np.float32(-0.3) * mean / (np.sqrt(square) + np.float32(0.1))
+  np.testing.assert_array_equal(after, np.full(3, expected, np.float32))
+  np.testing.assert_array_equal(moved(1000), first)  # As after a restart.
+
+
 def test_any_optimizer_of_optax_takes_the_step():
   """An optimizer may compile parts of itself: jax's arrays come back."""
   rng = np.random.default_rng(12)

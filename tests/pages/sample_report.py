@@ -17,11 +17,7 @@ from diloco.pages.parts import (
 CHIPS = (150_000.0, 300_000.0, 600_000.0, 1_200_000.0, 2_400_000.0)
 
 
-def report(spans: int = 0) -> ReportPage:
-  """The report; `spans`: of a timeline that is added to it."""
-  parts = [goodput(), wide(), chart(), bandwidth(), timeline()]
-  if spans:
-    parts.append(long_timeline(spans))
+def report() -> ReportPage:
   return ReportPage(
     name='sample',
     title='Goodput of <fleets> & friends',
@@ -32,7 +28,7 @@ def report(spans: int = 0) -> ReportPage:
       'Goodput is the share of the allocated time that went into steps; '
       '"quotes" & <tags> are text.',
     ),
-    parts=tuple(parts),
+    parts=(goodput(), wide(), chart(), bandwidth(), timeline()),
   )
 
 
@@ -157,18 +153,6 @@ def timeline() -> Timeline:
     tuple(marks),
     notes=('One lane per learner.',),
   )
-
-
-def long_timeline(spans: int) -> Timeline:
-  """Four lanes of steps, every hundredth a pause."""
-  every = []
-  for i in range(spans):
-    lane, place = i % 4, i // 4
-    kind = 'pause' if place % 100 == 99 else 'step'
-    every.append(TimelineSpan(lane, float(place), place + 0.95, kind))
-  marks = tuple((float(i), i % 4, 'merged') for i in range(spans // 4))
-  lanes = tuple(f'learner {m}' for m in range(4))
-  return Timeline('long', 'A long run', lanes, tuple(every), marks)
 
 
 def _running(load: float) -> float:

@@ -109,9 +109,9 @@ FAULTS = (
   ),
   fault(
     'launcher does not look for the data',
-    'launch/local.py',
-    '  if missing := list(missing_paths(config.data)):\n',
-    '  if missing := []:\n',
+    'launch/preflight.py',
+    '    data_section.missing_paths,\n',
+    '    lambda data: (),\n',
     'tests/launch/test_local_main.py::test_missing_data_end_in_one_line[text]',
     'assert|Error',
   ),

@@ -220,8 +220,8 @@ FAULTS = (
   fault(
     'brackets are markup',
     'launch/progress.py',
-    '[rich.text.Text(each) for each in _headlines(status, progress, width)]',
-    '[*_headlines(status, progress, width)]',
+    '[rich.text.Text(each) for each in headlines(status, times, width)]',
+    '[*headlines(status, times, width)]',
     'tests/launch/test_table_and_report.py'
     '::test_brackets_in_a_run_s_name_are_no_markup',
     'MarkupError|assert',
@@ -375,8 +375,8 @@ FAULTS = (
   fault(
     'training on keeps the old number of steps',
     'launch/train.py',
-    "f'--{EXTEND}={2 * total_steps}'",
-    "f'--config.protocol.total_steps={2 * total_steps}'",
+    "f'--steps={2 * total_steps}'",
+    "f'--steps={total_steps}'",
     'tests/launch/test_train.py::test_the_next_commands_go_on_with_this_run',
     'assert',
   ),

@@ -21,6 +21,7 @@ def config(learners: int = 2) -> RunConfig:
 
 BEGAN_S = 1_700_000_000.0  # When the first learner was ready.
 STEP_S = 0.125
+TOKENS = 4 * 32  # Of a step: see experiments/tests_tiny.py.
 STALL_S = 0.0125  # Of each step: a tenth.
 ROUND_S = 0.25
 FIRST_START_S = 12.0
@@ -134,6 +135,7 @@ def scalars(end_s: float) -> dict[str, float]:
     names.STEP_TIME: STEP_S,
     names.STALL_TIME: STALL_S,
     names.TRAIN_LOSS: LOSS,
+    names.TOKENS_PER_S: TOKENS / STEP_S,
   }
 
 

@@ -37,7 +37,10 @@ BYTES_MAX = 0.56  # Per parameter, leg, and round trip of all fragments.
 BYTES_MIN = 0.48
 
 
-@pytest.mark.parametrize('data_plane', ['jax_transfer', 'grpc'])
+@pytest.mark.parametrize(
+  'data_plane',
+  ['jax_transfer', pytest.param('grpc', marks=pytest.mark.soak)],
+)
 def test_bytes_per_parameter_at_the_sockets(tmp_path, data_plane):
   """Done-when 3: at most 0.56 bytes per parameter, leg and round trip.
 

@@ -47,7 +47,9 @@ def _mix(folder, texts):
 
 
 # The mixture is of array_record and tfds.
-@pytest.mark.parametrize('made', [_parquet, _mix])
+@pytest.mark.parametrize(
+  'made', [pytest.param(_parquet, marks=pytest.mark.soak), _mix]
+)
 def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
   (source, path, tokenizer), more = made(tmp_path, made_files.texts())
   overrides = (
@@ -94,7 +96,8 @@ def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
     if process_of(line['incarnation']) == second['process']
   ]
   assert (first['position'], second['source']['kind']) == (0, 'checkpoint')
-  assert second['position'] == greeted[0]
+  # The last report may have died with the process; its checkpoint has not.
+  assert second['position'] >= greeted[0]
   assert reported - IN_FLIGHT <= second['position'] <= reported + 1
   assert 'every round has the CRC of the run' in replay.output
   assert f'{processes.workdir.parameters}: the same bytes' in replay.output

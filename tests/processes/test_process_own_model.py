@@ -7,9 +7,13 @@ clocks, must come to the same Θ by its own machines.
 
 import pytest
 
+from diloco.checkpoint.parameters import read_parameters
+from diloco.lab.run import crc
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import read_evaluation, read_summary
 from diloco.metrics.workdir import EVALUATOR
+from diloco.run import environment
+from diloco.run.event_log import read_tapes
 from tests.processes.processes import EXIT_CONFIG, START_S, Processes
 
 pytestmark = pytest.mark.beside
@@ -81,11 +85,18 @@ def test_the_evaluator_did_not_die(trained):
 
 
 def test_the_lab_by_itself_ends_in_the_same_bytes(trained):
-  follow = trained.start_without_config(
-    'follow', 'diloco.lab.follow', '--notapes'
+  machine = read_tapes(trained.workdir).learners[0][0].said.machine
+  lab = trained.start_without_config(
+    'lab',
+    'diloco.lab',
+    CONFIG,
+    *SYNCHRONOUS,
+    f'--workdir={trained.workdir.root / "lab"}',
+    environment=environment.environment_like(machine),
   )
-  assert trained.exit_code(follow) == 0, trained.tails()
-  assert 'the same bytes' in follow.output
+  assert trained.exit_code(lab, RUN_S) == 0, trained.tails()
+  parameters = read_parameters(trained.workdir.parameters)
+  assert f'parameters {crc(parameters):08x}' in lab.output
 
 
 def test_a_model_that_is_not_there_ends_the_run(tmp_path):

@@ -71,14 +71,6 @@ def test_replays_to_the_same_bytes(killed):
   assert f'{killed.workdir.parameters}: the same bytes' in replay.output
 
 
-def test_the_lab_follows_to_the_same_bytes(killed):
-  """Other code does what the processes did: a run in one process is a run."""
-  follow = killed.start_without_config('follow', 'diloco.lab.follow')
-  assert killed.exit_code(follow) == 0, killed.tails()
-  assert 'every round has the CRC of the run' in follow.output
-  assert f'{killed.workdir.parameters}: the same bytes' in follow.output
-
-
 def test_three_processes_of_learners_were_replayed(killed):
   """The kill would be for nothing otherwise."""
   incarnations = {

@@ -116,7 +116,7 @@ def test_plot_is_drawn(killed):
   ('process', 'cards'),
   [
     ('learner-0', {names.TRAIN_LOSS, names.OF_STEP['grad_norm']}),
-    ('syncer', {names.GOODPUT, names.PARTICIPATION, names.OFFER_AGE}),
+    ('syncer', {'run/goodput', 'run/participation', 'run/offer_age_steps'}),
     (EVALUATOR, {names.EVAL_LOSS}),
   ],
 )

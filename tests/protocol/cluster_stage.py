@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stage of a whole cluster, and the configuration of all stages."""
 
+import dataclasses
+
 from diloco.protocol.config import ProtocolConfig
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.engine import DecisionLog
 from diloco.simulator.timing import Timing
 from tests.protocol import reading
 
-DEFAULTS = {
+DEFAULTS = {f.name: f.default for f in dataclasses.fields(ProtocolConfig)} | {
   'learners': 3,
   'fragments': 2,
   'sync_every_steps': 4,
@@ -15,9 +17,7 @@ DEFAULTS = {
   'quorum': 1,
   'grace_safety': 0.5,
   'grace_cap_steps': 1.0,
-  'admission': 'latest',
   'max_staleness_versions': 2,
-  'weighting': 'tokens',
   'patience': 0.5,  # 5 s of silence, and more with steps over 0.8 s.
   'total_steps': 1000,
   'blend': 'overwrite',

@@ -32,12 +32,13 @@ def _other_bytes_under_one_number() -> Scenario:
   """
   ids = range(4)
   faults = [
-    (6.0, 'partition', 1),
-    (20.9, 'kill', 0),  # Once version 9 is saved; the syncer merges 10.
-    (21.1, 'syncer', 0),
-    (21.9, 'syncer', 0),
-    (22.0, 'partition', 1),
-    (26.1, 'kill', 0),  # It starts again.
+    (6.0, 'partition', 'learner-1'),
+    # Once version 9 is saved; the syncer merges 10.
+    (20.9, 'kill', 'learner-0'),
+    (21.1, 'kill', 'syncer'),
+    (21.9, 'kill', 'syncer'),
+    (22.0, 'partition', 'learner-1'),
+    (26.1, 'kill', 'learner-0'),  # It starts again.
   ]
   return Scenario(
     seed=0,
@@ -54,7 +55,7 @@ def _other_bytes_under_one_number() -> Scenario:
     loss=0.0,
     checkpoint_rounds=10,
     checkpoint_steps=3,
-    faults=tuple(Fault(*fault, notice_s=2.0) for fault in faults),
+    faults=tuple(Fault(0, *fault, notice_s=2.0) for fault in faults),
     shards=1,
     last_shard=0,
   )

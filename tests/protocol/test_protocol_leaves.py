@@ -7,7 +7,6 @@ import math
 import pytest
 
 from diloco.protocol import messages
-from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema, grace_window_s
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.machine import Learner
@@ -21,13 +20,15 @@ from diloco.protocol.learner.offers import (
   refreshed_round,
 )
 from diloco.protocol.pace import PaceClock, after_steps
+from diloco.protocol.quorum_rules import QUORUM_RULES, Verdict
+from diloco.protocol.round_policy import RoundPolicy
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import way_back
 from diloco.protocol.syncer.collecting import Candidate, Candidates, kth_s
 from diloco.protocol.syncer.offers import MergedSteps
 from diloco.protocol.syncer.rounds import HeldOffer
 from diloco.protocol.weights import equal_weight, normalised, token_weight
-from tests.protocol.stages import DEFAULTS, SyncerStage, config_of
+from tests.protocol.stages import SyncerStage, config_of
 
 
 def _pace(clocks, quorum, spacing_steps=10, ahead_max=10):
@@ -375,6 +376,8 @@ def test_fresh_admission_leaves_out_who_is_behind():
     ({'grace_safety': 1.0}, 'grace_safety=1.0, must be in [0, 1)'),
     ({'admission': 'newest'}, "admission='newest', must be one of"),
     ({'blend': 'average'}, "blend='average', must be one of"),
+    ({'quorum_rule': 'most'}, "quorum_rule='most', must be one of"),
+    ({'blend_alpha': 0.5}, 'blend_alpha=0.5, must be 0'),
     ({'patience': float('nan')}, 'patience=nan'),
     ({'total_steps': 0}, 'total_steps=0'),
   ],
@@ -403,9 +406,16 @@ def test_versions_follow_from_the_closed_round():
   assert [list(config.versions_at(r)) for r in closed] == counted
 
 
-def test_every_field_of_the_config_is_checked_here():
-  fields = {f.name for f in dataclasses.fields(ProtocolConfig)}
-  assert set(DEFAULTS) == fields
+def test_a_round_follows_the_rule_of_quorum_of_its_config(monkeypatch):
+  def everyone(standing):
+    return Verdict(standing.offers == standing.live, 'not all of them')
+
+  monkeypatch.setitem(QUORUM_RULES, 'everyone', everyone)
+  policy = RoundPolicy(config_of({'quorum_rule': 'everyone'}))
+  assert policy.enough(1, 2, quorum=1) == (False, 'not all of them')
+  assert policy.enough(2, 2, quorum=1).holds
+  counted = RoundPolicy(config_of({}))
+  assert counted.enough(1, 2, quorum=1) == (True, '1/1 offers, 2 live')
 
 
 def test_a_crc_that_was_told_outlives_the_shard():

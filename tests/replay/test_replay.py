@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run done again from its tapes has the same bytes; from other tapes, not."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from diloco.checkpoint.parameters import read_parameters
-from diloco.lab.follow import LabReplayBackend
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.incarnation import incarnation_of, process_of
 from diloco.replay.replay import Replay, Replayed
-from diloco.replay.replay_backends import DeviceReplayBackend
+from diloco.replay.replay_backends import ReplayBackend
 from diloco.replay.replay_plan import NotReplayable, make_plan
 from diloco.run.event_log import read_tapes
-from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Run
 from tests.replay.taped import changed
+from tests.transport.faulty import Faults
 
 pytestmark = pytest.mark.beside
 
@@ -38,11 +40,9 @@ def synchronous(tmp_path_factory):
   return run
 
 
-def _replay(
-  run: Run, workdir: Workdir | None = None, backend=DeviceReplayBackend
-) -> Replayed:
+def _replay(run: Run, workdir: Workdir | None = None) -> Replayed:
   plan = make_plan(read_tapes(workdir or run.workdir))
-  held = backend(run.run_spec, run.device)
+  held = ReplayBackend(run.run_spec, run.device)
   return Replay(run.run_spec, plan, held).run()
 
 
@@ -184,24 +184,19 @@ def _progress_after(lines: list[dict], step: int) -> int:
   return told[-1]['progress'] + step - told[-1]['step']
 
 
-WAYS = [DeviceReplayBackend, LabReplayBackend]  # The second is the lab's.
-
-
-@pytest.mark.parametrize('backend', WAYS)
-def test_a_process_from_a_checkpoint(synchronous, tmp_path, backend):
+def test_a_process_from_a_checkpoint(synchronous, tmp_path):
   """The process begins between two rounds, where all that it had counts."""
 
   def source(process, step, applied):
     return _source('checkpoint', None, process, step)
 
   copied = _cut(synchronous, tmp_path, 18, source)
-  replayed = _replay(synchronous, copied, backend)
+  replayed = _replay(synchronous, copied)
   assert replayed.processes == 3
   _assert_same_bytes(replayed, synchronous)
 
 
-@pytest.mark.parametrize('backend', WAYS)
-def test_a_process_from_a_peer(synchronous, tmp_path, backend):
+def test_a_process_from_a_peer(synchronous, tmp_path):
   """At a boundary where θ = Θ only the inner state is the donor's."""
 
   def source(process, step, applied):
@@ -210,7 +205,7 @@ def test_a_process_from_a_peer(synchronous, tmp_path, backend):
     return _source('peer', 1, process, step, versions, crcs)
 
   copied = _cut(synchronous, tmp_path, 16, source)
-  replayed = _replay(synchronous, copied, backend)
+  replayed = _replay(synchronous, copied)
   assert replayed.processes == 3
   _assert_same_bytes(replayed, synchronous)
 
@@ -309,3 +304,27 @@ def test_a_syncer_with_an_older_outer_state(synchronous, tmp_path):
     lambda lines: _restarted(lines, 6, behind=1),
   )
   assert _replay(synchronous, copied).difference.round == 7
+
+
+# An older name ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ('flag', 'error'),
+  [
+    ('', 'error: '),
+    ('--notapes', 'error: --notapes: is gone; python -m diloco.lab makes'),
+  ],
+)
+def test_follow_says_its_successor(tmp_path, flag, error):
+  words = [f'--workdir={tmp_path}', *flag.split()]
+  Workdir(tmp_path).config.write_text('{}')
+  done = subprocess.run(
+    [sys.executable, '-m', 'diloco.lab.follow', *words],
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 78
+  first, *_, last = done.stderr.splitlines()
+  assert first == 'diloco.lab.follow is now diloco.replay (diloco replay)'
+  assert last.startswith(error)

@@ -95,7 +95,9 @@ def workdir(tmp_path) -> Workdir:
       taped.line(
         101.2, tape_events.Begin(OTHER, 0, 0, tape_events.SEED, taped.MACHINE)
       ),
-      taped.line(102.9, tape_events.Snapshot(OTHER, 4, 1, 0, 0, 7)),
+      taped.line(
+        102.9, tape_events.Snapshot(1, 0, 0, 4, process=OTHER, handle=7)
+      ),
       taped.line(103.4, tape_events.Apply(OTHER, 5, 0, 1, 77, False, 7, 9, 0)),
       taped.line(111.9, tape_events.Cease(OTHER, 12)),
       taped.line(112.1, tape_events.Leave(OTHER, 12, 'run is over')),

@@ -7,7 +7,6 @@ import pytest
 
 from diloco.metrics import recorded_faults
 from diloco.metrics.workdir import Workdir
-from diloco.report import run_tables
 
 HIT = {
   'number': 1,
@@ -36,14 +35,12 @@ def written(root, outcomes):
 def test_times_are_counted_from_the_first_learner_s_readiness(tmp_path):
   found = recorded_faults.read(written(tmp_path, [HIT, MISSED]), 100.0)
   assert [fault.at_s for fault in found] == [17.0, None]
-  [table] = run_tables.faults(found, 'faults', 'Faults')
-  assert table.rows[0] == (1, 'cut', 'learner-1', 17.0, 4.5, 0.0, 0.03, 70, '')
-  assert table.rows[1][-1] == 'it did not run'
+  assert found[0].back_s == 4.5
+  assert found[1].failed == 'it did not run'
 
 
-def test_a_run_without_faults_has_no_table(tmp_path):
+def test_a_run_without_a_plan_has_no_faults(tmp_path):
   assert recorded_faults.read(Workdir(tmp_path), 0.0) == ()
-  assert list(run_tables.faults((), 'faults', 'Faults')) == []
 
 
 def test_a_broken_verdict_is_named(tmp_path):

@@ -11,13 +11,13 @@ import pytest
 from tests.prediction import recorded
 
 ROOT = pathlib.Path(__file__).parents[2]
-SWEEP = ROOT / 'tests' / 'report' / 'tiny_sweep'
+SWEEP = ROOT / 'tests' / 'watch' / 'tiny_sweep'
 WHAT_IS_LOADED = """
 import sys
 from diloco.config import flags
 from diloco.report import __main__ as report
 try:
-  flags.run_without_config(report.main)
+  flags.run_of_runs(report.main, most=report.RUNS_MAX)
 finally:
   print([m for m in ('jax', 'flax', 'optax', 'grain', 'grpc', 'orbax')
          if m in sys.modules], file=sys.stderr)
@@ -44,25 +44,26 @@ def fixture_done(tmp_path_factory, outdir):
   """Makes one page of a run and a sweep together."""
   run = tmp_path_factory.mktemp('runs') / 'run'
   recorded.write(run, 10.0, {})
-  return start(f'--workdir={run}', f'--workdir={SWEEP}', f'--outdir={outdir}')
+  return start(run, SWEEP, f'--outdir={outdir}')
 
 
-def test_it_writes_a_page_pictures_and_tables(done, outdir):
+def test_it_writes_a_page_and_tables(done, outdir):
   assert done.returncode == 0, done.stderr
-  names = {path.name for path in outdir.iterdir()}
-  assert names >= {
-    'page.html', 'report.json', 'runs.csv', 'sweep.csv', 'loss-tokens.png',
-    'loss-time.png', 'goodput.png', 'timeline.png', 'sweep-loss.png',
-    'sweep-gap-0.png', 'sweep-differences-0.png',
+  assert {path.name for path in outdir.iterdir()} == {
+    'page.html', 'report.json', 'figures.csv', 'processes.csv', 'sweep.csv',
+    'happenings.csv',
   }  # fmt: skip
   assert f'page: {outdir / "page.html"}' in done.stderr
 
 
 def test_the_json_is_one_of_the_same_parts(done, outdir):
   parts = json.loads((outdir / 'report.json').read_text())['parts']
-  assert {'table', 'chart', 'timeline', 'intervals'} == {
-    each['part'] for each in parts
-  }
+  drawn = {(each['part'], each['name']) for each in parts}
+  assert drawn >= {
+    ('chart', 'loss'), ('chart', 'participation'), ('chart', 'sweep-loss'),
+    ('chart', 'sweep-gap-0'), ('intervals', 'sweep-differences-0'),
+    ('timeline', 'timeline'), ('table', 'sweep'),
+  }  # fmt: skip
 
 
 def test_nothing_of_jax_is_loaded(done):
@@ -72,11 +73,12 @@ def test_nothing_of_jax_is_loaded(done):
 @pytest.mark.parametrize(
   ('argv', 'reason'),
   [
-    ((), 'error: --workdir: is missing'),
-    (('--workdir=/nowhere',), 'error: --workdir: /nowhere: is no folder'),
-    ((f'--workdir={ROOT / "diloco"}',), 'holds neither a run'),
+    ((), 'error: RUN: is missing'),
+    (('/nowhere',), 'error: /nowhere: is no folder'),
+    (('--workdir=/nowhere',), 'note: --workdir=/nowhere is now /nowhere by'),
+    ((ROOT / 'diloco',), 'holds neither a run'),
     (('--workdr=x',), 'workdr'),
-    ((f'--workdir={SWEEP}', '--outdir=/proc/no'), 'error: --outdir=/proc/no'),
+    ((SWEEP, '--outdir=/proc/no'), 'error: --outdir=/proc/no'),
   ],
 )
 def test_what_can_not_be_shown_is_refused(argv, reason):

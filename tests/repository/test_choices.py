@@ -23,8 +23,8 @@ OTHER_WORDS = {
 # Common words: `kill` is also what a plan can do.
 COMMON = (
   'benchmark',
-  'kind of fault of a chaos run',
-  'study of netbench on processes',
+  'kind of fault',
+  'study over real links and processes',
 )
 
 

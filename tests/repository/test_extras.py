@@ -58,7 +58,6 @@ MODULES = (
   'launch.chaos.__main__',
   'launch.local',
   'launch.main',
-  'launch.netbench.__main__',
 )
 
 

@@ -25,7 +25,6 @@ PROTOCOL_STDLIB = {
   'typing',
 }
 CHOICES = {
-  'diloco.lab.lab_systems',
   'diloco.models.decoder_config',
   'diloco.models.kinds',
   'diloco.data.sources',
@@ -51,6 +50,16 @@ CONFIG = {
   'diloco.config.sections',
 }
 SIMULATED = {'diloco.config.simulation', *CONFIG}
+PLANNED = {
+  'diloco.config.hardware',
+  'diloco.config.sections',
+  'diloco.fleets.systems',
+  'diloco.fleets.traffic',
+  'diloco.protocol',
+  'diloco.sizing.host_memory',
+  'diloco.sizing.syncer_machine',
+  *CODEC_SIZES,
+}
 LOW = {
   'diloco.protocol',
   'diloco.numerics',
@@ -124,6 +133,11 @@ TABLE = {
   'diloco/checkpoint/safetensors_files.py': {'numpy', 'safetensors'},
   # Registries of choices, which import nothing heavy.
   'diloco/config': {'diloco.protocol', *CHOICES},
+  'diloco/config/lab_section.py': {
+    'diloco.config',
+    'diloco.faults',
+    'diloco.lab.lab_systems',
+  },
   'diloco/config/simulation.py': {
     'diloco.config',
     'diloco.fleets.failures',
@@ -138,24 +152,24 @@ TABLE = {
   'diloco/config/no_changes.py': {'ml_collections'},
   'diloco/config/flags.py': SIMULATED | {'absl', 'ml_collections'},
   'diloco/config/recorded.py': CONFIG | {'ml_collections'},
-  'diloco/simulator': {'diloco.protocol', 'diloco.metrics', 'numpy'},
+  'diloco/faults.py': set(),
+  'diloco/simulator': {
+    'diloco.faults',
+    'diloco.protocol',
+    'diloco.metrics',
+    'numpy',
+  },
   'diloco/fleets': {
     'diloco.metrics',
     'diloco.protocol',
     'diloco.simulator',
     'numpy',
-    *CODEC_SIZES,
   },
   'diloco/pages': {'matplotlib', 'numpy', 'rich', 'diloco.metrics'},
   'diloco/studies': {
-    'diloco.config.hardware',
     'diloco.metrics',
-    'diloco.models.flops',
     'diloco.pages.parts',
     'diloco.protocol',
-    'diloco.sizing.host_memory',
-    'diloco.sizing.syncer_machine',
-    'numpy',
     *CODEC_SIZES,
     *SIMULATED,
     *SIMULATOR,
@@ -167,20 +181,12 @@ TABLE = {
     *CONFIG,
     *SIMULATOR,
   },
-  'diloco/report': {
-    'diloco.metrics',
-    'diloco.pages.parts',
-    'diloco.prediction',
-    'diloco.studies',
-    'diloco.sweeps.sweep',
-    'numpy',
-  },
   'diloco/report/to_wandb.py': {'diloco.metrics', 'wandb', *CONFIG},
   'diloco/report/__main__.py': {
     'absl',
     'diloco.metrics',
     'diloco.pages',
-    'diloco.report',
+    'diloco.watch',
     *CONFIG,
   },
   # Of the lab and of the launcher: no jax.
@@ -189,12 +195,14 @@ TABLE = {
   'diloco/watch': {
     'diloco.metrics',
     'diloco.monitoring',
-    'diloco.pages.colours',
-    'diloco.pages.page',
+    'diloco.pages',
+    'diloco.sweeps.sweep',
+    'numpy',
   },
   'diloco/watch/__main__.py': {
     'absl',
     'diloco.metrics',
+    'diloco.pages',
     'diloco.transport.sockets',
     'diloco.watch',
     *CONFIG,
@@ -213,7 +221,6 @@ TABLE = {
     'absl',
     'diloco.data.sources',
     'diloco.sizing',  # In its second mode only: it needs jax.
-    'diloco.studies',
     *SIMULATED,
   },
   # A process knows what processes share, not the other process.
@@ -246,13 +253,11 @@ TABLE = {
     'absl',
     'diloco.learner',
     'diloco.pages.text_tables',
-    'diloco.replay',
     'diloco.run',
     'diloco.sweeps',
     'diloco.syncer',
     'jax',
     'numpy',
-    'rich',  # The bar.
   },
   # It measures all of the others, and starts processes as users do.
   'diloco/bench': LOW
@@ -280,7 +285,10 @@ TABLE = {
     'jax',
     'numpy',
   },
-  'diloco/sizing/host_memory.py': set(),
+  'diloco/sizing/host_memory.py': {'diloco.protocol.config'},
+  # Arithmetic, and its text: no jax.
+  'diloco/sizing/planner.py': PLANNED | {'diloco.models.flops'},
+  'diloco/sizing/plan_text.py': PLANNED | {'diloco.sizing.planner'},
   # Launchers ask it, too: no jax.
   'diloco/sizing/syncer_machine.py': CONFIG
   | {
@@ -312,17 +320,18 @@ TABLE = {
     'absl',
     'ml_collections',
     'rich',
-    'matplotlib',
     'diloco.config.hardware',
     'diloco.metrics',
     'diloco.monitoring.monitor_flags',
-    'diloco.pages.colours',
+    'diloco.pages.figures',  # For loss.png, the first chart of a run's page.
     'diloco.pages.text_tables',
     'diloco.protocol',
+    'diloco.run.exposure',
     'diloco.sizing.syncer_machine',
     'diloco.sweeps.sweep_flags',
     'diloco.transport.planes',
     'diloco.transport.sockets',
+    'diloco.watch',
   },
   'launch/backends/manifest_text.py': {'yaml'},
   # It judges runs as the simulator would, and simulates their plans.
@@ -331,6 +340,7 @@ TABLE = {
   | {
     'absl',
     'diloco.config.data_section',
+    'diloco.faults',
     'diloco.metrics',
     'diloco.pages.text_tables',
     'diloco.protocol',
@@ -341,12 +351,6 @@ TABLE = {
   },
   'launch/sweeps': CONFIG
   | {'absl', 'diloco.metrics', 'diloco.sweeps', 'launch', 'rich'},
-  # It predicts what it measures.
-  'launch/netbench': CONFIG
-  | SIMULATOR
-  | {'absl', 'diloco.metrics', 'diloco.pages.text_tables', 'launch', 'rich'},
-  # The computation that the systems are compared with.
-  'launch/netbench/all_reduce_worker.py': {'diloco.metrics', 'jax', 'numpy'},
 }
 
 
@@ -355,9 +359,20 @@ def _files():
     yield from sorted((ROOT / top).rglob('*.py'))
 
 
-def _imported(path: pathlib.Path):
-  """Full names of the modules that a file imports, wherever it does so."""
-  for node in ast.walk(ast.parse(path.read_text())):
+def _imported(path: pathlib.Path, guarded: bool = True):
+  """Full names of the modules that a file imports, wherever it does so.
+
+  Args:
+    guarded: behind `if __name__ == '__main__'`, too.
+  """
+  tree = ast.parse(path.read_text())
+  if not guarded:
+    tree.body = [
+      node
+      for node in tree.body
+      if not (isinstance(node, ast.If) and '__main__' in ast.dump(node.test))
+    ]
+  for node in ast.walk(tree):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -381,6 +396,8 @@ def _may(relative: str, module: str) -> bool:
   top = module.partition('.')[0]
   if top in STDLIB or module == '__future__':
     return row != 'diloco/protocol' or top in PROTOCOL_STDLIB
+  if module == 'diloco':  # Its version.
+    return row != 'diloco/protocol'
   itself = row.removesuffix('.py').replace('/', '.')
   allowed = {*TABLE[row], 'diloco' if row == 'diloco' else itself}
   if row == 'diloco' and module.startswith(NEVER_JAX):
@@ -406,6 +423,65 @@ def test_the_table_refuses():
   assert not _may('diloco/learner/device.py', 'diloco.syncer.server')
   assert not _may('diloco/syncer/server.py', 'diloco.learner.device')
   assert not _may('diloco/run/spec.py', 'diloco.learner.device')
+
+
+def _command_or_package(module: str) -> str:
+  """Returns the node of a module in the graph of packages.
+
+  A `__main__` is a command: it may import what imports its package, for no
+  other does so. Files next to the packages are nodes by themselves.
+  """
+  if module.endswith('.__main__'):
+    return module
+  return '.'.join(module.split('.')[:2])
+
+
+def _circles(graph: dict[str, set[str]]) -> list[list[str]]:
+  """Returns every shortest way from a package back to itself."""
+  found = []
+  for start in sorted(graph):
+    ways, seen = [[start]], set()
+    while ways:
+      way = ways.pop(0)
+      if way[-1] in seen:
+        continue
+      seen.add(way[-1])
+      if start in graph.get(way[-1], ()):
+        found.append([*way, start])
+        break
+      ways += [[*way, each] for each in sorted(graph.get(way[-1], ()))]
+  return found
+
+
+def _packages(added: tuple[str, str] = ('', '')) -> dict[str, set[str]]:
+  """The graph of packages, lazy imports included.
+
+  Args:
+    added: an import, of a module and of what it imports.
+  """
+  edges = [added] if added[0] else []
+  for path in _files():
+    name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+    name = name.removesuffix('.__init__')
+    edges += [(name, other) for other in _imported(path, guarded=False)]
+  graph: dict[str, set[str]] = {}
+  for name, other in edges:
+    mine, theirs = _command_or_package(name), _command_or_package(other)
+    is_ours = other.startswith(('diloco.', 'launch.', 'experiments.'))
+    is_own_command = theirs == f'{mine}.__main__'
+    if is_ours and mine != theirs and not is_own_command:
+      graph.setdefault(mine, set()).add(theirs)
+  return graph
+
+
+def test_no_circle_ties_packages():
+  assert not _circles(_packages())
+
+
+def test_a_planted_circle_is_found():
+  planted = _packages(('diloco.config.lab_section', 'diloco.lab.run'))
+  circles = _circles(planted)
+  assert ['diloco.config', 'diloco.lab', 'diloco.config'] in circles
 
 
 def test_every_row_names_something():

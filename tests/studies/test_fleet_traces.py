@@ -76,15 +76,19 @@ def test_who_waits_misses_no_slice():
 def test_elastic_learners_are_suspended():
   config = _config()
   every = _standing(config, 4)
-  befalls = traces.fault_events(every, config.failures, 0, 600.0)
+  befalls = traces.fault_events(
+    every, RECOVERIES['elastic'], config.failures, 0, 600.0
+  )
   assert befalls.suspensions[2] == every[2].stops
   assert befalls.deaths == ()
 
 
 def test_learners_that_restart_die():
-  config = _config(recovery='restart')
+  config = _config()
   every = _standing(config, 4)
-  befalls = traces.fault_events(every, config.failures, 0, 600.0)
+  befalls = traces.fault_events(
+    every, RECOVERIES['restart'], config.failures, 0, 600.0
+  )
   assert befalls.suspensions == {}
   assert [(d.at_s, d.back_at_s) for d in befalls.deaths if d.process == 2] == [
     (stop.begin_s, stop.end_s) for stop in every[2].stops
@@ -94,7 +98,9 @@ def test_learners_that_restart_die():
 def test_the_syncer_dies_now_and_then():
   """Once an hour for 100 hours, and stays away for 30 s."""
   config = _config(syncer_mtbi_hours=1.0)
-  befalls = traces.fault_events([], config.failures, 0, 360_000.0)
+  befalls = traces.fault_events(
+    [], RECOVERIES['wait'], config.failures, 0, 360_000.0
+  )
   assert {death.process for death in befalls.deaths} == {SYNCER}
   assert 60 < len(befalls.deaths) < 140
   gaps = zip(befalls.deaths, befalls.deaths[1:])

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The goodput study: what its tables say, and that they can be had again."""
 
-import dataclasses
 import math
 
 import pytest
 
 from diloco.config import simulation
+from diloco.config.sections import ConfigError
 from diloco.fleets import failures
 from diloco.fleets.systems import DECOUPLED, RECOVERIES
 from diloco.pages.parts import Chart, Table, Timeline
-from diloco.studies import goodput as studies_goodput
-from diloco.studies import goodput_cells, goodput_tables, traces
-from diloco.studies.goodput_cells import GoodputCell, GoodputRun
-from experiments import goodput as experiments_goodput
+from diloco.studies import goodput, tables, traces
+from diloco.studies.goodput import Row
+from experiments import goodput as experiment
 
 LOCKSTEP = ('synchronous DiLoCo', 'streaming DiLoCo')
+MODES = ['wait', 'restart', 'elastic']
 
 
 def _config(study=(), **sections):
-  config = experiments_goodput.get_config('quicktest')
+  config = experiment.get_config('quicktest')
   config.study.update(learner_hours=0.2, timeline_s=100.0)
   config.study.update(dict(study))
   for section, changes in sections.items():
@@ -31,7 +31,7 @@ def _config(study=(), **sections):
 
 
 def _report(config):
-  return studies_goodput.report(config, say=lambda line: None)
+  return goodput.report(config, say=lambda line: None)
 
 
 @pytest.fixture(scope='module')
@@ -53,11 +53,26 @@ def _values(table: Table, column: str, **where) -> list:
   ]
 
 
-def test_every_system_has_a_simulated_row(report):
-  systems = _values(_part(report, 'goodput'), 'system', by='simulated')
-  assert systems == [
-    'data-parallel', 'elastic data-parallel', *LOCKSTEP, DECOUPLED, DECOUPLED,
-  ]  # fmt: skip
+def test_every_result_names_its_recovery(report):
+  """Once all were of learners that are not built."""
+  table = _part(report, 'goodput')
+  rows = [row[:3] for row in table.rows if row[3] == 'simulated']
+  assert rows == [
+    ('data-parallel', 1, 'wait'),
+    ('elastic data-parallel', 1, 'elastic'),
+    *((name, 4, mode) for name in LOCKSTEP for mode in ('wait', 'elastic')),
+    *((DECOUPLED, m, mode) for m in (2, 4) for mode in MODES),
+  ]
+  assert any('A launch does `wait`' in text for text in report.paragraphs)
+
+
+def test_what_a_launch_does_is_worse_than_what_is_not_built(report):
+  table = _part(report, 'goodput')
+  wait, restart, elastic = (
+    _values(table, '600k', by='simulated', learners=2, recovery=mode)[0]
+    for mode in MODES
+  )
+  assert wait < elastic and restart < elastic
 
 
 def test_all_goodputs_are_shares_and_below_their_uptime(report):
@@ -70,61 +85,57 @@ def test_the_closed_form_stands_where_there_is_one(report):
   table = _part(report, 'goodput')
   systems = set(_values(table, 'system', by='closed form'))
   assert systems == {'data-parallel', 'elastic data-parallel', DECOUPLED}
-  four = _values(table, '2.4M', by='closed form', learners=4)
-  assert four == [pytest.approx(69.4, abs=0.05)]
+  wait, _, elastic = _values(table, '2.4M', by='closed form', learners=4)
+  assert elastic == pytest.approx(69.4, abs=0.05)
+  # 1.52 s between two failures of a learner; each costs 80.
+  assert wait == pytest.approx(100 / (1 + 80 * 6e5 / (365 * 86_400)))
+
+
+def test_restarting_learners_meet_their_formula():
+  """Of 8 learners on 1.2 M chips: g₀·e^(−λ(1 + g₀)·2.75 T), T = 8 s."""
+  config = _config(
+    {'chips': (1_200_000,), 'learners': (8,), 'learner_hours': 8.0, 'seeds': 1},
+    failures={'recovery': 'restart'},
+  )
+  row = Row(DECOUPLED, 8, 'restart')
+  seconds = goodput.seconds(config, row)
+  trace = traces.drawn(config.failures, 1_200_000, 0, seconds)
+  cell = goodput.cell_of(config, row, [trace])
+  assert cell.closed['goodput'] == pytest.approx(0.730, abs=0.001)
+  assert cell.mean('goodput') == pytest.approx(0.730, abs=0.05)
 
 
 def test_the_paper_stands_beside_its_own_setting(report):
   table = _part(report, 'goodput')
   assert _values(table, '600k', by='paper', learners=4) == [89]
+  assert _values(table, 'recovery', by='paper', learners=4) == ['elastic']
   assert 'against the paper' in ' '.join(table.notes)
 
 
 def test_the_paper_says_nothing_of_other_settings():
-  cells = {
-    ('elastic data-parallel', 1, 600_000): GoodputCell(
-      'elastic data-parallel',
-      1,
-      600_000,
-      (GoodputRun(0.7, 0.7, 100),),
-      0.69,
-      0.69,
-    )
-  }
-  grid = goodput_tables.Grid(
-    (('elastic data-parallel', 1),), (600_000,), cells, is_paper=False
+  config = _config(
+    {'systems': ('elastic data-parallel',)}, failures={'pause_s': 20.0}
   )
-  table = goodput_tables.goodput_table(grid)
+  table = _part(_report(config), 'goodput')
   assert _values(table, 'by') == ['simulated', 'closed form']
   assert not table.notes
 
 
-def test_the_rule_is_shown_by_cells_of_equal_learners(report):
-  """1 learner of 600k chips and 4 of 2.4M in all."""
-  table = _part(report, 'same_goodput')
-  one, four = (
-    _values(table, f'M = {m}', **{'chips of a learner': '600k'})[0]
-    for m in (1, 4)
-  )
-  goods = _part(report, 'goodput')
-  assert (
-    one
-    == _values(goods, '600k', by='simulated', system='elastic data-parallel')[0]
-  )
-  assert (
-    four
-    == _values(goods, '2.4M', by='simulated', system=DECOUPLED, learners=4)[0]
-  )
+def test_one_recovery_alone_and_one_that_is_not():
+  config = _config({'systems': (DECOUPLED,)}, failures={'recovery': 'wait'})
+  assert {row.recovery for row in goodput.rows(config)} == {'wait'}
+  with pytest.raises(ConfigError, match="'never' must be one of wait, restart"):
+    _config(failures={'recovery': 'wait,never'})
 
 
 def test_rounds_are_counted_of_decoupled_diloco_only(report):
   table = _part(report, 'rounds')
-  assert _values(table, 'learners') == [2, 2, 4, 4]
+  assert _values(table, 'learners') == 6 * [2] + 6 * [4]
   assert all(0 < p <= 100 for p in _values(table, 'participation %'))
   # 5e9/24 values of 4 bits and their scales a step of 8 s, each way, less
   # where a learner stands.
   most = 5e9 / 24 * (4 + 16 / 128) / 8 / 1e9
-  outs = _values(table, 'learner out Gbit/s')
+  outs = _values(table, 'learner out Gbit/s', recovery='elastic')
   assert all(0.3 * most < out < 1.1 * most for out in outs)
 
 
@@ -140,10 +151,10 @@ def test_the_timeline_is_of_the_largest_fleet(report):
   )
 
 
-def test_the_chart_has_all_three_kinds_of_lines(report):
-  picture = _part(report, 'goodput_against_chips')
-  assert isinstance(picture, Chart)
-  kinds = [line.kind for line in picture.lines]
+def test_each_recovery_has_a_chart(report):
+  charts = [part for part in report.parts if isinstance(part, Chart)]
+  assert [chart.name for chart in charts] == [f'goodput_{m}' for m in MODES]
+  kinds = [line.kind for line in charts[-1].lines]
   assert kinds.count('simulated') == 6
   assert kinds.count('closed form') == 4
   assert kinds.count('paper') == 3
@@ -167,9 +178,10 @@ def test_another_seed_gives_another_report():
 def test_the_machines_lose_nothing_but_the_pauses():
   """2 learners of 4 s steps for half an hour, K = 1: within half a point."""
   config = _config({'learner_hours': 1.0})
-  until_s = goodput_cells.seconds(config, DECOUPLED, 2)
+  row = Row(DECOUPLED, 2, 'elastic')
+  until_s = goodput.seconds(config, row)
   trace = traces.drawn(config.failures, 1_200_000, 0, until_s)
-  cell = goodput_cells.simulate(config, DECOUPLED, 2, [trace])
+  cell = goodput.cell_of(config, row, [trace])
   recovery = RECOVERIES['elastic']
   every = traces.standing(trace, recovery, 2, config, until_s)
   stands_s = sum(
@@ -183,18 +195,18 @@ def test_the_machines_lose_nothing_but_the_pauses():
 
 def test_lock_step_runs_are_longer():
   config = _config()
-  one = goodput_cells.seconds(config, 'elastic data-parallel', 1)
-  assert one == goodput_cells.LOCKSTEP_LONGER * 720.0
-  assert goodput_cells.seconds(config, DECOUPLED, 2) == 360.0
+  one = goodput.seconds(config, Row('elastic data-parallel', 1, 'elastic'))
+  assert one == goodput.LOCKSTEP_LONGER * 720.0
+  assert goodput.seconds(config, Row(DECOUPLED, 2, 'wait')) == 360.0
 
 
 def test_an_exchange_in_lock_step_is_its_bytes_and_a_round_trip():
   """1e9 values of 4 + 16/128 bits up and as many down at 1 Gbit/s: 8.25 s."""
   config = _config(network={'params': 1e9, 'learner_gbps': 1.0})
-  whole = goodput_cells.exchange_of(config, 'synchronous DiLoCo')
+  whole = goodput.exchange_of(config, 'synchronous DiLoCo')
   assert (whole.spacing_steps, whole.overlap_steps) == (24, 0)
   assert whole.exchange_s == pytest.approx(8.25 + 0.02)
-  piece = goodput_cells.exchange_of(config, 'streaming DiLoCo')
+  piece = goodput.exchange_of(config, 'streaming DiLoCo')
   assert (piece.spacing_steps, piece.overlap_steps) == (1, 2)
   assert piece.exchange_s == pytest.approx(8.25 / 24 + 0.02)
 
@@ -206,8 +218,8 @@ def test_a_slow_part_slows_data_parallel_as_a_whole():
     fleet={'slow_learners': 1, 'slow_gap': 0.5},
     failures={'mtbi_days': math.inf},
   )
-  cells = studies_goodput.simulate(config, say=lambda line: None)
-  cell = cells['elastic data-parallel', 1, 600_000]
+  cells = goodput.simulate(config, say=lambda line: None)
+  cell = cells[Row('elastic data-parallel', 1, 'elastic'), 600_000]
   assert cell.mean('goodput') == pytest.approx((1 + 3 * 0.5) / 4, rel=0.001)
 
 
@@ -230,17 +242,17 @@ def test_a_record_drives_all_systems(tmp_path):
   It has three of four slices for 90 of the other 380.
   """
   config = _cluster(tmp_path, '100,5,100\n400,9,100\n')
-  cells = studies_goodput.simulate(config, say=lambda line: None)
-  wait = cells['data-parallel', 1, 4096]
-  elastic = cells['elastic data-parallel', 1, 4096]
+  cells = goodput.simulate(config, say=lambda line: None)
+  wait = cells[Row('data-parallel', 1, 'wait'), 4096]
+  elastic = cells[Row('elastic data-parallel', 1, 'elastic'), 4096]
   assert wait.mean('goodput') == pytest.approx(290 / 400)
   assert elastic.mean('goodput') == pytest.approx((380 - 90 / 4) / 400)
 
 
 def test_the_formula_of_a_record_has_its_rate_and_repair(tmp_path):
   config = _cluster(tmp_path, '100,5,100\n400,9,300\n')
-  cells = studies_goodput.simulate(config, say=lambda line: None)
-  closed = cells['data-parallel', 1, 4096].closed_goodput
+  cells = goodput.simulate(config, say=lambda line: None)
+  closed = cells[Row('data-parallel', 1, 'wait'), 4096].closed['goodput']
   assert closed == pytest.approx(1 / (1 + 2 / 400 * (200 + 10)))
 
 
@@ -255,10 +267,7 @@ def test_the_report_names_the_record(tmp_path):
 
 
 def test_a_spread_needs_two_seeds():
-  cell = GoodputCell(
-    'data-parallel', 1, 1, (GoodputRun(0.5, 0.5, 1),), None, None
-  )
-  assert cell.spread('goodput') is None
-  two = dataclasses.replace(cell, runs=(*cell.runs, GoodputRun(0.7, 0.7, 1)))
-  assert two.mean('goodput') == pytest.approx(0.6)
-  assert two.spread('goodput') == pytest.approx(0.2 / math.sqrt(2))
+  runs = [{'goodput': 0.5}, {'goodput': 0.7}]
+  assert tables.spread(runs[:1], 'goodput') is None
+  assert tables.mean(runs, 'goodput') == pytest.approx(0.6)
+  assert tables.spread(runs, 'goodput') == pytest.approx(0.2 / math.sqrt(2))

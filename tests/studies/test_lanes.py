@@ -4,6 +4,7 @@
 import types
 
 from diloco.fleets.tally import Tally
+from diloco.pages import parts
 from diloco.pages.parts import TimelineSpan
 from diloco.studies import lanes
 
@@ -35,7 +36,7 @@ def test_rounds_that_overlap_have_lanes_of_their_own():
 def test_any_number_of_overlapping_rounds_has_few_lanes():
   tally = Tally()
   tally.round_spans = [(r, 0.0, 1.0, 9.0) for r in range(1, 20)]
-  assert len(timeline(tally).lanes) == 2 + lanes.ROUNDS_MAX
+  assert len(timeline(tally).lanes) == 2 + parts.ROUND_LANES_MAX
 
 
 def test_what_is_later_is_left_out_and_what_reaches_there_is_cut():

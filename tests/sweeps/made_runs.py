@@ -45,14 +45,23 @@ def write(workdir: Workdir, config: RunConfig, loss: float):
     ],
   )
   learners = tuple(
-    status.LearnerSummary(
-      m, STEPS, STEPS * TOKENS, 2 - m, 1, 'at step 0', 0.1, 1, 1
+    status.LearnerStatus(
+      learner=m,
+      steps=STEPS,
+      tokens=STEPS * TOKENS,
+      rounds=2 - m,
+      participation=1 - m / 2,
+      incarnations=1,
+      stall_max_s=0.1,
     )
     for m in (0, 1)
   )
-  summary = status.RunSummary(
-    'made', STEPS, 2, 2, 8.5, 0.75, 1.0, 0, 3, 3, 1, 1, learners
-  )
+  ages = 5 / 4, 5 / 4, 7 / 4  # Of the merged offers, in steps.
+  summary = status.RunStatus(
+    run='made', step=STEPS, total_steps=STEPS, rounds=2, fragments=2,
+    elapsed_s=8.5, goodput=0.75, uptime=1.0, refused=0, finished=True,
+    age_steps=sum(ages) / 3, old_share=1 / 3, learners=learners,
+  )  # fmt: skip
   status.write_summary(workdir.summary, summary)
   evaluation = status.Evaluation(3000, 6.0, loss, None, None)
   status.write_evaluation(workdir.evaluation, evaluation)

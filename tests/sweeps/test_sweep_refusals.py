@@ -114,6 +114,7 @@ def test_what_stands_in_the_way_is_named_for_all_runs_at_once(tmp_path):
   given.outer.lr = 0.45
   config = dataclasses.asdict(run_config.build(given))
   files.write_json(Workdir(cut).config, config)
+  Workdir(cut).checkpoints('learner-0').mkdir(parents=True)  # It has begun.
   said = refused(CONFIG, f'--workdir={tmp_path}', VALUES, '--seeds=1')
   assert len(said) == 2
   assert f'{cut}: holds another run, with outer.lr: 0.3 here, 0.45' in said[0]

@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 from diloco.protocol import messages
+from diloco.run.spec import RunSpec
 from tests.syncer.spoken import Stage
 
 pytestmark = pytest.mark.beside
@@ -54,3 +55,28 @@ def test_the_ledger_and_its_name_are_forced_to_the_disk(
     assert order[:3] == (wanted if asked else [wanted[1]])
   finally:
     stage.close()
+
+
+def test_a_process_that_resumes_draws_no_parameters(
+  small_run, tmp_path, monkeypatch
+):
+  drawn = []
+  draw = RunSpec.initial_parameters
+  monkeypatch.setattr(
+    RunSpec, 'initial_parameters', lambda spec: drawn.append(1) or draw(spec)
+  )
+  first = Stage(small_run, tmp_path)
+  first.start()
+  try:
+    first.close_a_round()
+    theta = first.syncing._model.parameters()
+  finally:
+    first.close()
+  assert drawn == [1]
+  again = Stage(small_run, tmp_path)
+  try:
+    found = again.syncing._model.parameters()
+    assert all((found[path] == theta[path]).all() for path in theta)
+  finally:
+    again.close()
+  assert drawn == [1]

@@ -67,6 +67,6 @@ def test_uptime_and_wall_time_go_on_after_a_restart(small_run, monkeypatch):
   train(second, clock, 40)  # 20 s.
   close(second, 2)
   clock.now_s += 30.0  # The result is written.
-  summary = second.summary()
+  summary = second.status(finished=True)
   assert summary.uptime == pytest.approx(30 / 40)
-  assert summary.wall_s == pytest.approx(20 + 5 + 20)
+  assert summary.elapsed_s == pytest.approx(20 + 5 + 20)

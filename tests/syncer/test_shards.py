@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from diloco.checkpoint.parameters import read_parameters
-from diloco.transport.faulty import Faults
 from tests.in_process.in_process import Run
+from tests.transport.faulty import Faults
 
 pytestmark = pytest.mark.beside
 

@@ -5,8 +5,8 @@ import pytest
 from absl import logging
 
 from diloco.metrics.workdir import learner_name
-from diloco.transport.faulty import Faults
 from tests.in_process.in_process import LEARNERS, Run
+from tests.transport.faulty import Faults
 
 pytestmark = pytest.mark.beside
 

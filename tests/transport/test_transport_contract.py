@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from diloco.protocol.messages import Payload
-from diloco.transport import data_plane, faulty, planes
+from diloco.transport import data_plane, planes
+from tests.transport import faulty
 
 pytestmark = pytest.mark.beside
 

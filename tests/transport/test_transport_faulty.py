@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from diloco.protocol.messages import Payload
-from diloco.transport import data_plane, faulty, memory
+from diloco.transport import data_plane, memory
+from tests.transport import faulty
 
 pytestmark = pytest.mark.beside
 

@@ -112,7 +112,7 @@ def test_planes_refuse_an_address_of_another_kind(name):
 
 def test_planes_import_jax_only_for_the_plane_that_is_made_of_it():
   code = (
-    'import sys; from diloco.transport import planes, faulty, sockets; '
+    'import sys; from diloco.transport import planes, sockets; '
     'from diloco.transport import control_server, control_client; '
     "planes.make_plane('grpc', '127.0.0.1').close(); "
     "planes.make_plane('memory', '').close(); "

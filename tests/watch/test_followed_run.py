@@ -9,7 +9,8 @@ import pytest
 from diloco.metrics import jsonl, names, status
 from diloco.metrics.recorded_run import NoReport
 from diloco.metrics.workdir import EVALUATOR, Workdir
-from diloco.watch import followed_run
+from diloco.pages import page
+from diloco.watch import followed_run, run_page
 from diloco.watch.followed_run import FollowedRun, ThinnedCurve
 from tests.prediction import recorded
 
@@ -24,20 +25,30 @@ def fixture_workdir(tmp_path):
   return recorded.write(tmp_path / 'run', UNTIL_S, AWAY)
 
 
-def state(workdir: Workdir, now_s: float = 0.0) -> dict:
+def followed(workdir: Workdir) -> FollowedRun:
   run = FollowedRun(workdir.root)
   run.update()
-  return run.state(recorded.BEGAN_S + now_s)
+  return run
 
 
 def told(step: int, at_s: float) -> status.RunStatus:
   learner = status.LearnerStatus(
-    0, 'live', 12, 2.5, 900.0, 3, 1, 40, 50, 0.75, 1, 0.02, 0.5
-  )
-  return status.RunStatus(
-    'tests-tiny', recorded.BEGAN_S + at_s, step, 60, 9, (0,), (0,), 0.1, 0.2,
-    0.1, 0.9, 1.0, 40, 50, 2, False, (learner,), 0.5, 0.1,
+    learner=0, state='live', step=12, steps=12, loss=2.5, tokens_per_s=900.0,
+    round=3, lag_versions=1, bytes_up=40, bytes_down=50, participation=0.75,
+    incarnations=1, stall_max_s=0.02, age_steps=0.5,
   )  # fmt: skip
+  return status.RunStatus(
+    run='tests-tiny', time_s=recorded.BEGAN_S + at_s, step=step, total_steps=60,
+    rounds=9, live=(0,), participants=(0,), quorum_s=0.1, grace_s=0.2,
+    sync_s=0.1, goodput=0.9, uptime=1.0, bytes_up=40, bytes_down=50, refused=2,
+    learners=(learner,), age_steps=0.5, old_share=0.1,
+  )  # fmt: skip
+
+
+def of_page(run: FollowedRun) -> dict:
+  """All that the page shows of a run, at one time."""
+  report = run_page.report([run], 'a run', now_s=recorded.BEGAN_S)
+  return page.as_data(report) | {'where': ''}
 
 
 def grow(source: pathlib.Path, target: pathlib.Path, share: float) -> None:
@@ -57,12 +68,8 @@ def test_what_is_read_piece_by_piece_is_what_is_read_at_once(workdir, tmp_path):
   for i in range(101):
     grow(workdir.root, target, i / 100)
     run.update()
-  found, expected = run.state(recorded.BEGAN_S), state(workdir)
-  found['folder'] = expected['folder']
-  found['happenings'].sort()
-  expected['happenings'].sort()
-  assert found == expected
-  assert len(found['rounds']) == 79 and not found['problem']
+  assert of_page(run) == of_page(followed(workdir))
+  assert len(run.rounds) == 79 and not run.problem
 
 
 def test_a_second_look_reads_only_what_is_new(workdir, monkeypatch):
@@ -71,8 +78,7 @@ def test_a_second_look_reads_only_what_is_new(workdir, monkeypatch):
   monkeypatch.setattr(
     jsonl, '_record', lambda line, at: parsed.append(line) or whole(line, at)
   )
-  run = FollowedRun(workdir.root)
-  run.update()
+  run = followed(workdir)
   assert len(parsed) > 400
   parsed.clear()
   run.update()
@@ -80,28 +86,18 @@ def test_a_second_look_reads_only_what_is_new(workdir, monkeypatch):
   recorded.append(workdir.tape, recorded.line(UNTIL_S, 'refused', reason='no'))
   run.update()
   assert len(parsed) == 1
-  assert run.state()['kinds']['refused'] == 1
-
-
-def test_rounds_have_their_windows_and_offers(workdir):
-  number, step, due, quorum, end, at, shares = state(workdir)['rounds'][3]
-  began_s = recorded.BEGAN_S
-  assert (number, step) == (4, 4)
-  assert at - began_s == pytest.approx(4 * recorded.ROUND_S, abs=1e-6)
-  assert at - end == pytest.approx(0.01, abs=1e-6)
-  assert end - quorum == pytest.approx(recorded.GRACE_S, abs=1e-6)
-  assert quorum - due == pytest.approx(recorded.QUORUM_S, abs=1e-6)
-  assert shares == [[0, 0.5]]
+  assert run.kinds['refused'] == 1
 
 
 def test_a_death_is_a_life_with_an_end_and_a_new_life(workdir):
-  lives = [each for each in state(workdir)['lives'] if each[0] == 'learner-1']
-  (_, _, _, end_s, death), (_, start_s, used_s, still, _) = lives
-  assert end_s - recorded.BEGAN_S == pytest.approx(8.0)
-  assert 'SIGKILL' in death
-  assert start_s - recorded.BEGAN_S == pytest.approx(8.25)
-  assert used_s - recorded.BEGAN_S == pytest.approx(10.0, abs=0.01)
-  assert still is None
+  run = followed(workdir)
+  first, second = run.lives()[0]['learner-1']
+  assert first.ended_s - recorded.BEGAN_S == pytest.approx(8.0)
+  assert 'SIGKILL' in first.death
+  assert second.started_s - recorded.BEGAN_S == pytest.approx(8.25)
+  assert second.used_s - recorded.BEGAN_S == pytest.approx(10.0, abs=0.01)
+  assert second.ended_s == float('inf')
+  assert run.deaths() == [first]
 
 
 @pytest.mark.parametrize('is_over', [False, True])
@@ -117,38 +113,31 @@ def test_a_run_without_a_status_is_counted_from_its_tape(workdir, is_over):
   else:
     lines = workdir.tape.read_text().splitlines(keepends=True)
     workdir.tape.write_text(''.join(x for x in lines if '"End"' not in x))
-  found = state(workdir, UNTIL_S + 600.0)
-  assert found['state'] == ('finished' if is_over else 'running')
-  assert found['now_s'] == found['last_s']  # It has a clock of its own.
-  counted = found['counted']
-  assert (counted['step'], counted['closed_round']) == (79, 79)
-  assert counted['goodput'] == (0.75 if is_over else None)
-  first, *_ = counted['learners']
-  assert first['participation'] == pytest.approx(39 / 79)
-  assert first['loss'] == recorded.LOSS
-  syncer, learner, _ = found['processes']
-  assert learner['participation'] == first['participation']
-  assert syncer['participation'] is None
-  assert learner['state'] == ('ended' if is_over else 'running')
+  run, now_s = followed(workdir), recorded.BEGAN_S + UNTIL_S + 600.0
+  assert run.state(now_s) == ('finished' if is_over else 'running')
+  assert run.end_s(now_s) == run.last_s  # It has a clock of its own.
+  counted = run.status
+  assert (counted.step, counted.rounds) == (79, 79)
+  assert counted.goodput == (0.75 if is_over else pytest.approx(0.855))
+  first, *_ = counted.learners
+  assert first.participation == pytest.approx(39 / 79)
+  assert first.loss == recorded.LOSS
+  how = run.states()
+  assert how['learner-0'] == ('ended' if is_over else 'live')
 
 
 def test_a_broken_result_is_a_problem_and_no_more(workdir):
   workdir.result.write_text('{}')
-  found = state(workdir)
-  assert str(workdir.result) in found['problem']
-  assert len(found['rounds']) == 79
-
-
-def test_with_a_status_nothing_is_counted(workdir):
-  status.write_status(workdir.status, told(10, 5.0))
-  assert state(workdir)['counted'] is None
+  run = followed(workdir)
+  assert str(workdir.result) in run.problem
+  assert len(run.rounds) == 79
 
 
 def test_participation_and_goodput_are_curves(workdir):
-  found = state(workdir)
-  for m in ('learner-0', 'learner-1'):  # They take turns.
-    assert [y for _, y in found['participation'][m]][:5] == [0.5] * 5
-  ((_, goodput),) = found['goodput']
+  run = followed(workdir)
+  for learner in run.learners.values():  # They take turns.
+    assert [y for _, y in learner.merged.points()][:5] == [0.5] * 5
+  ((_, goodput),) = run.goodput.points()
   assert goodput == pytest.approx(0.9 * (40 - 2) / 40, abs=0.01)
 
 
@@ -162,11 +151,17 @@ def test_held_out_losses_of_the_way_and_of_the_end(workdir):
       names.EVAL_LOSS: 3.5,
     },
   )
-  assert [each[1:] for each in state(workdir)['heldout']] == [[30.0, 3.5]]
+  run = followed(workdir)
+  ((at_s, step, loss),) = run.heldout()
+  assert (step, loss) == (30.0, 3.5)
+  # Two learners until 9 s, one of them away from 8 s on.
+  assert run.tokens_at(at_s) == pytest.approx(
+    (9 + 8) / recorded.STEP_S * recorded.TOKENS, rel=0.02
+  )
   status.write_evaluation(
     workdir.evaluation, status.Evaluation(2_000, 5.5, 1.5, None, None)
   )
-  assert [each[2] for each in state(workdir)['heldout']] == [5.5, 3.5, 1.5]
+  assert [x for *_, x in followed(workdir).heldout()] == [5.5, 3.5, 1.5]
 
 
 def test_the_state_is_told_by_files_and_clock(workdir):
@@ -176,43 +171,38 @@ def test_the_state_is_told_by_files_and_clock(workdir):
     if json.loads(line)['event'] != 'exited'
   ]
   workdir.events.write_text('\n'.join(exited) + '\n')
-  tape = workdir.tape.read_bytes()
+  tape = [
+    line
+    for line in workdir.tape.read_text().splitlines(keepends=True)
+    if '"End"' not in line
+  ]
   workdir.tape.unlink()
-  assert state(workdir)['state'] == followed_run.STARTING
-  workdir.tape.write_bytes(tape)
+
+  def state(at_s: float) -> str:
+    return followed(workdir).state(recorded.BEGAN_S + at_s)
+
+  assert state(0.0) == followed_run.STARTING
+  workdir.tape.write_text(next(x for x in tape if '"Started"' in x))
+  assert state(0.0) == followed_run.COMPILING
+  workdir.tape.write_text(''.join(tape))
   status.write_status(workdir.status, told(10, 5.0))
-  assert state(workdir, 6.0)['state'] == followed_run.RUNNING
-  late_s = 6.0 + followed_run.SILENT_S
-  assert state(workdir, late_s)['state'] == followed_run.SILENT
+  assert state(6.0) == followed_run.RUNNING
+  assert state(6.0 + followed_run.SILENT_S) == followed_run.SILENT
   ends = ('syncer', 'learner-0', 'learner-1')
   recorded.append(
     workdir.events,
     *(recorded.event(UNTIL_S, name, 'stopped', 'SIGTERM') for name in ends),
   )
-  assert state(workdir, 6.0)['state'] == followed_run.STOPPED
-
-
-def test_processes_have_what_syncer_and_metrics_say(workdir):
-  status.write_status(workdir.status, told(10, 5.0))
-  rows = {each['name']: each for each in state(workdir)['processes']}
-  assert list(rows) == ['syncer', 'learner-0', 'learner-1']
-  first = rows['learner-0']
-  assert (first['loss'], first['participation'], first['step']) == (
-    2.5, 0.75, 12,
-  )  # fmt: skip
-  assert first['stall_share'] == pytest.approx(0.1)
-  assert rows['learner-1']['starts'] == 2
-  assert rows['syncer']['state'] == 'ended'
+  assert state(6.0) == followed_run.STOPPED
 
 
 def test_a_broken_status_is_said_and_the_last_one_stays(workdir):
   status.write_status(workdir.status, told(10, 5.0))
-  run = FollowedRun(workdir.root)
-  run.update()
+  run = followed(workdir)
   workdir.status.write_text('{')
   run.update()
-  assert 'status.json' in run.state()['problem']
-  assert run.state()['status']['step'] == 10
+  assert 'status.json' in run.problem
+  assert run.status.step == 10
 
 
 @pytest.mark.parametrize('make', [False, True])

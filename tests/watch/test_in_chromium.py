@@ -21,10 +21,11 @@ needs_browser = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 TEXT = 'document.body?.innerText'
 # Cells of the table of processes, by the name in the row's head.
 ROWS = """Object.fromEntries(
-  [...document.querySelectorAll('#processes tbody tr')].map((tr) =>
+  [...document.querySelectorAll('#part-table-processes tbody tr')].map((tr) =>
     [tr.cells[0].innerText, [...tr.cells].map((td) => td.innerText)]))"""
-WHAT_HAPPENED = "document.getElementById('happenings').innerText"
-SAID = "document.getElementById('said').innerText"
+WHAT_HAPPENED = "document.getElementById('part-table-happenings').innerText"
+COST = "document.getElementById('part-prose-deaths')?.innerText"
+SAID = "document.getElementById('timeline-said').innerText"
 CURVES = "document.querySelectorAll('svg .curve').length"
 DEATHS = "document.querySelectorAll('svg .death').length"
 WIDER = 'document.documentElement.scrollWidth - innerWidth'
@@ -76,9 +77,11 @@ def test_a_run_with_a_kill(tmp_path):
     pids = json.loads(processes.workdir.pids.read_text())['processes']
     os.kill(pids['learner-1'], signal.SIGKILL)
     seen(f'/learner-1\\s+exited/.test({WHAT_HAPPENED})', 'the death is shown')
-    seen(f"({ROWS})['learner-1'].at(-1) === '2'", 'a second start is counted')
+    seen(f"({ROWS})['learner-1'][2] === '2'", 'a second start is counted')
     seen(f"({ROWS})['learner-1'][1] === 'live'", 'it has come back')
     seen(f'{DEATHS} > 0', 'the death is in the curves')
+    seen(f'/learner-1 at .* down for .* back at/.test({COST})', 'its cost')
+    seen(f'/merged again .* s after its death/.test({COST})', 'it is merged')
     assert len(looked_at(browser)) == 2
     assert browser.errors == []
     launcher.send(signal.SIGINT)
@@ -112,8 +115,9 @@ def test_a_run_of_the_lab(tmp_path):
   with Chromium(tmp_path / 'browser') as browser:
     played(browser, run, tmp_path / 'page.html', 'finished')
     tiles = browser.of("document.getElementById('tiles').innerText")
+    assert re.search(r'^held-out loss of Θ\s+\d', tiles)
     assert re.search(r'global step\s+60\s+of 60', tiles)
-    assert re.search(r'participation\s+100 %', tiles)
+    assert re.search(r'participation\s+100.0%', tiles)
     assert re.search(r'goodput\s+\d', tiles)
 
 
@@ -130,17 +134,17 @@ def played(
   browser.asked.clear()
   browser.ask('Page.navigate', url=page.as_uri())
   until(
-    lambda: browser.of("document.getElementById('state')?.innerText") == state,
+    lambda: browser.of("document.getElementById('badge')?.innerText") == state,
     START_S,
     f'the file shows a run that is {state}',
   )
   at_end = browser.of(SAID)
   assert ' merged ' in at_end
-  browser.of("""(() => { const at = document.getElementById('at');
+  browser.of("""(() => { const at = document.getElementById('timeline-at');
     at.value = 500; at.oninput(); })()""")
   in_the_middle = browser.of(SAID)
   assert in_the_middle != at_end
-  browser.of("document.getElementById('play').click()")
+  browser.of("document.getElementById('timeline-play').click()")
   until(lambda: browser.of(SAID) != in_the_middle, START_S, 'it plays')
   assert len(looked_at(browser)) == 2
   assert browser.errors == []

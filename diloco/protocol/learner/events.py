@@ -121,17 +121,15 @@ class Send:
 
 
 @dataclasses.dataclass(frozen=True)
-class Snapshot:
+class Snapshot(messages.OfferTerms):
   """Boundary: copy the fragment, encode it against its base, offer it."""
 
   handle: int  # Handle of the offer, unique in this process.
   keep: tuple[int, ...]  # Handles of this fragment's copies to keep.
-  round: int
-  fragment: int
-  base_version: int
-  c_steps: int
-  c_tokens: int
-  step: int
+
+  def offer(self, payload: messages.Payload) -> messages.Offer:
+    """Returns the message that offers the copy; every driver's."""
+    return messages.Offer(**self.terms(), payload=payload)
 
 
 @dataclasses.dataclass(frozen=True)

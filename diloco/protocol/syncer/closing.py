@@ -147,7 +147,7 @@ def _conclude(state: SyncerState, round_: Round):
   enough = len(round_.pulled)
   if state.members.live:
     enough = pulls.live_pulled(state, round_)
-  if not state.finishing and enough < collecting.quorum_now(state):
+  if not state.finishing and not collecting.has_quorum(state, enough):
     collecting.collect_again(round_)
     return
   if round_.number != state.closed_round + 1:

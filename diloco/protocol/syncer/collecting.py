@@ -9,8 +9,8 @@ import dataclasses
 import typing
 from collections.abc import Iterable
 
-from diloco.protocol.config import ADMISSIONS, ProtocolConfig
-from diloco.protocol.grace import grace_window_s
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.round_policy import RoundPolicy
 from diloco.protocol.syncer import absence, offers
 from diloco.protocol.syncer.rounds import HeldOffer, Round, Stage
 from diloco.protocol.syncer.state import SyncerState
@@ -72,6 +72,12 @@ def _are_all_back(state: SyncerState) -> bool:
   return bool(state.were_live) and state.were_live <= state.members.live
 
 
+def has_quorum(state: SyncerState, offers: int) -> bool:
+  """Returns True if a round may merge so many offers."""
+  live = len(state.members.live)
+  return state.policy.enough(offers, live, quorum_now(state)).holds
+
+
 def quorum_now(state: SyncerState) -> int:
   """Returns K, at most the number of pullable learners and at least 1.
 
@@ -79,8 +85,7 @@ def quorum_now(state: SyncerState) -> int:
   then its pulls are trials that no round waits for.
   """
   live = state.members.live
-  proven = len(live) - len(live & state.resting.keys())
-  return max(1, min(state.config.quorum, proven or len(live)))
+  return state.policy.quorum(len(live), len(live - state.resting.keys()))
 
 
 # The grace window ------------------------------------------------------------
@@ -103,16 +108,7 @@ def _grace_s(state: SyncerState) -> float:
   """
   live = (state.members[m] for m in state.members.live)
   step_s = kth_s((m.step_s.value_s for m in live), quorum_now(state))
-  if step_s is None:
-    return 0.0  # No learner has reported a step yet.
-  return grace_window_s(
-    step_s,
-    state.quorum_s.or_zero(),
-    sync_s(state),
-    state.config.overlap_steps,
-    state.config.grace_safety,
-    state.config.grace_cap_steps,
-  )
+  return state.policy.window_s(step_s, state.quorum_s.or_zero(), sync_s(state))
 
 
 def kth_s(averages: Iterable[float | None], k: int) -> float | None:
@@ -207,9 +203,9 @@ def why_not(
   offer = candidate.held.offer
   if offer.c_steps < 1:
     return 'no step since its base'
-  behind = candidate.clock is not None and candidate.clock < due_step
-  if ADMISSIONS[config.admission].waits_for_clock and behind:
-    return f'clock {candidate.clock} before step {due_step}'
+  admitted = RoundPolicy(config).admits(candidate.clock, due_step)
+  if not admitted.holds:
+    return admitted.reason
   return offers.why_void(offer, candidate.merged, version, config)
 
 
@@ -245,7 +241,8 @@ class Candidates:
     self._due_step = 0 if last else round_ * config.spacing_steps
     # If each step has a round (s = 1), the next offer is of another fragment: a
     # learner whose clock is behind has nothing newer to wait for.
-    waits_for_clock = ADMISSIONS[config.admission].waits_for_clock
+    self._policy = RoundPolicy(config)
+    waits_for_clock = self._policy.waits_for_clock()
     self._newest = config.spacing_steps == 1 and not waits_for_clock
     self._all: set[int] = set()
     self._live: set[int] = set()  # All but those that are leaving.
@@ -292,5 +289,5 @@ class Candidates:
       return MergeDecision(False, False, 'no live learner')
     # A leaving learner is included, but the round does not close for it alone.
     enough = len(self._live_admitted if self._live else self.admitted)
-    reason = f'{enough}/{quorum} offers, {len(self._live)} live'
-    return MergeDecision(enough >= quorum, not self._awaited, reason)
+    reached = self._policy.enough(enough, len(self._live), quorum)
+    return MergeDecision(reached.holds, not self._awaited, reached.reason)

@@ -152,9 +152,8 @@ def leave_stragglers(state: SyncerState, round_: Round, holds_up: bool) -> bool:
   if not missing:
     _account_for_hold(state, round_, holds_up)
     return True
-  if state.finishing or live_pulled(state, round_) < collecting.quorum_now(
-    state
-  ):
+  enough = live_pulled(state, round_)
+  if state.finishing or not collecting.has_quorum(state, enough):
     return False
   left = _waits(state, round_)
   if not left.go_on(may_hold=False) and round_.held_s is None:

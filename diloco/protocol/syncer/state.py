@@ -8,6 +8,7 @@ from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import Ema
 from diloco.protocol.pace import PaceClock
+from diloco.protocol.round_policy import RoundPolicy
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.members import LearnerAccount, Member, Members
 from diloco.protocol.syncer.rounds import Round
@@ -103,6 +104,7 @@ class SyncerState:
     self, config: ProtocolConfig, run: str, fingerprints: Mapping[str, str]
   ):
     self.config = config
+    self.policy = RoundPolicy(config)
     self.run = run
     self.fingerprints = dict(fingerprints)
     self.now = float('-inf')

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds what a run on this machine would fail of, before a process starts.
+
+Its processes would say the same, each in its log, after seconds or minutes.
+"""
+
+import ast
+import importlib.util
+import ipaddress
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from diloco.config import data_section, flags
+from diloco.config.run_config import RunConfig
+from diloco.config.sections import ConfigError
+from launch.chips import found
+from launch.program import FORCED, XLA_FLAGS, Processes
+
+
+def check(config: RunConfig) -> None:
+  """Looks for all that a configuration and the flags for access name.
+
+  Raises:
+    ConfigError: it is not there, or can't be used.
+  """
+  check_data(config)
+  check_model(config)
+  check_access(config)
+
+
+def check_data(config: RunConfig) -> None:
+  """Looks for the data, and for the packages that read them.
+
+  Raises:
+    ConfigError: they are not there, or too short.
+  """
+  for look in (
+    data_section.missing_paths,
+    data_section.missing_packages,
+    data_section.too_short_text,
+  ):
+    if problems := list(look(config.data)):
+      raise ConfigError(problems)
+
+
+def check_access(config: RunConfig) -> None:
+  """Reads the files of the flags for access, as each process will.
+
+  Raises:
+    ConfigError: one can't be used, or strangers could connect.
+  """
+  # Not at the top: it imports gRPC, which launching elsewhere does without.
+  from diloco.run import exposure
+
+  host = config.transport.host
+  with flags.refusing():
+    if _is_any_address(host):
+      raise ValueError(
+        f'transport.host={host!r}: learners can not connect to it; give an '
+        'address of this machine, such as 127.0.0.1'
+      )
+    for bind in (host, None):  # A syncer, which listens; a learner.
+      exposure.open_access(
+        flags.access_files(), config.transport, bind, **flags.access_vouched()
+      )
+
+
+def _is_any_address(host: str) -> bool:
+  try:
+    return ipaddress.ip_address(host).is_unspecified
+  except ValueError:  # A name.
+    return False
+
+
+def check_model(config: RunConfig) -> None:
+  """Looks for a model of the user's own; nothing is imported but packages.
+
+  Raises:
+    ConfigError: there is no such module or function.
+  """
+  if config.model.own is None:
+    return
+  module, name = config.model.own
+  where = f'model.kind={config.model.kind!r}'
+  if os.getcwd() not in sys.path:  # `python -m` has it there.
+    sys.path.append(os.getcwd())
+  try:
+    spec = importlib.util.find_spec(module)
+  except (ImportError, ValueError):
+    spec = None
+  if spec is None:
+    raise ConfigError(
+      [
+        f'{where}: there is no module {module} in {os.getcwd()} or where '
+        'Python looks'
+      ]
+    )
+  if spec.origin and spec.origin.endswith('.py'):
+    bound = set(_bound(pathlib.Path(spec.origin)))
+    if name not in bound and '*' not in bound:
+      raise ConfigError([f'{where}: {spec.origin} has no function {name}'])
+
+
+def _bound(path: pathlib.Path) -> Iterator[str]:
+  """Yields the names that a file binds, at any depth."""
+  try:
+    tree = ast.parse(path.read_text())
+  except (OSError, SyntaxError, ValueError) as error:
+    raise ConfigError([f'{path}: can not be read: {error}']) from None
+  for node in ast.walk(tree):
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+      yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+      yield node.id
+    elif isinstance(node, ast.alias):
+      yield (node.asname or node.name).partition('.')[0]
+
+
+def check_devices(
+  config: RunConfig,
+  learners: Sequence[Processes],
+  environment: Mapping[str, str],
+  root: pathlib.Path,
+) -> None:
+  """Refuses a mesh that has more devices than the CPU gives its processes.
+
+  Args:
+    learners: the processes of each.
+    environment: the launcher's.
+    root: where `dev` and `sys` are looked through for accelerators.
+
+  Raises:
+    ConfigError: it has, and there is no accelerator that JAX could use.
+  """
+  here = found.local_devices(environment, root)
+  if here is not None and found.has_plugin(here.platform):
+    return
+  mesh = config.mesh
+  for each in learners:
+    xla_flags = dict(each.environment).get(
+      XLA_FLAGS, environment.get(XLA_FLAGS, '')
+    )
+    forced = re.findall(rf'{FORCED}=(\d+)', xla_flags)
+    asked = environment.get('JAX_NUM_CPU_DEVICES') or '1'
+    devices = each.hosts * int(forced[-1] if forced else asked)
+    if mesh.devices != devices:
+      raise ConfigError(
+        [
+          f'mesh.fsdp={mesh.fsdp} * mesh.expert={mesh.expert} * '
+          f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: a learner '
+          f'has {devices} here, of the CPU; --cpu_devices makes as many as '
+          'the mesh has out of CPU cores'
+        ]
+      )
