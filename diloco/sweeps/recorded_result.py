@@ -47,7 +47,8 @@ def read(workdir: Workdir, config: RunConfig) -> SeedResult:
   if run.gaps:
     raise BadResult(' '.join(run.gaps))
   status, evaluation = run.status, run.evaluation
-  if not (status and status.finished) or evaluation is None:
+  is_over = workdir.summary.exists() and status is not None
+  if not is_over or evaluation is None:
     path = workdir.evaluation if evaluation is None else workdir.summary
     raise BadResult(f'{path}: is missing, so the run did not come to its end')
   tokens = token_ledger.total(rows.values())
