@@ -223,6 +223,14 @@ def _heldout_note(status) -> str:
   return f'at step {status.heldout_step:,}'
 
 
+def _planned(status) -> str:
+  """The last steps before the end may be beyond what was planned."""
+  total = status.total_steps
+  if not total:
+    return ''
+  return f'of {total:,}' if status.step <= total else f'({total:,} planned)'
+
+
 RUN = (
   _entry(
     'heldout_loss', 'held-out loss of Θ', 'nats',
@@ -237,10 +245,7 @@ RUN = (
   ),
   _entry(
     'step', 'global step', 'steps', 'Global step t.', 'global_step',
-    note=lambda status: f'of {status.total_steps:,}'
-    if status.total_steps
-    else '',
-    short='step', shown='end live page',
+    note=_planned, short='step', shown='end live page',
   ),
   _entry(
     'total_steps', 'steps of the run', 'steps', 'Global steps of the run.',
@@ -393,7 +398,7 @@ LEARNER = (
     'learner_offer_age_steps', format=hundredths, shown='end wide page',
   ),
   _entry(
-    'incarnations', 'incarnations', '', 'Incarnations.',
+    'incarnations', 'starts', '', 'Incarnations.',
     'learner_incarnations_total', shown='end', kind='counter',
   ),
   _entry(

@@ -2,6 +2,7 @@
 """The result of a run of processes, read from the run's own records."""
 
 import bisect
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterator
@@ -46,10 +47,12 @@ def read(workdir: Workdir, config: RunConfig) -> SeedResult:
     raise BadResult(str(error)) from None
   if run.gaps:
     raise BadResult(' '.join(run.gaps))
-  status, evaluation = run.status, run.evaluation
-  if not (status and status.finished) or evaluation is None:
-    path = workdir.evaluation if evaluation is None else workdir.summary
-    raise BadResult(f'{path}: is missing, so the run did not come to its end')
+  for path in (workdir.summary, workdir.evaluation):
+    if not path.exists():
+      raise BadResult(f'{path}: is missing, so the run did not come to its end')
+  # A summary of an older version does not say how many learners were planned.
+  status = dataclasses.replace(run.status, planned=config.protocol.learners)
+  evaluation = run.evaluation
   tokens = token_ledger.total(rows.values())
   fragments = config.protocol.fragments  # Each has a ledger of its own.
   end = status.step, round(tokens.trained / fragments), evaluation.final_loss

@@ -45,7 +45,10 @@ def command(*words):
   [
     (('--workdir=W',), '--config: is missing, such as --config=experiments/'),
     ((CONFIG,), '--workdir: is missing'),
-    ((CONFIG, '--workdir=W', '--kinds=quake'), '--kinds=quake: must be some'),
+    (
+      (CONFIG, '--workdir=W', '--kinds=quake'),
+      '--kinds=quake: real processes perform kill, ',
+    ),
     (
       (CONFIG, '--workdir=W', '--kinds=kill_host'),
       '--kinds=kill_host: no process of this run can be hit',

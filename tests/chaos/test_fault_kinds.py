@@ -14,6 +14,8 @@ from diloco.simulator.swarm import SwarmStage
 from launch.chaos.simulated import SimulatedStage
 from launch.chaos.stage import RealStage
 
+pytestmark = pytest.mark.beside
+
 STAGES = (RealStage, SimulatedStage, SwarmStage)
 REFUSED = {
   'real processes': {

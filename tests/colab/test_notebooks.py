@@ -215,7 +215,7 @@ def test_first_cell_works_twice_without_a_clone_around(home, tmp_path):
   )
   _execute(notebook, here)
   first, second, module = (output.text for output in _outputs(notebook))
-  assert first == second and re.match(r'diloco [\d.]+, Python 3', first)
+  assert first == second and re.match(r'diloco [\w.]+, Python 3', first)
   assert module.strip() == str(here / 'diloco-clone' / 'diloco/__init__.py')
 
 

@@ -380,6 +380,49 @@ FAULTS = (
     'tests/launch/test_train.py::test_the_next_commands_go_on_with_this_run',
     'assert',
   ),
+  fault(
+    'strangers keep descriptors',
+    'diloco/monitoring/http_pages.py',
+    '        request.shutdown(socket.SHUT_RDWR)',
+    '        pass',
+    'tests/watch/test_watch_server.py::test_a_header_that_drips_is_given_up',
+    'timed out|TimeoutError',
+  ),
+  fault(
+    'a broken status ends the launcher',
+    'launch/local.py',
+    '  except files.MalformedFile:  # A view of the run',
+    '  except FileExistsError:  # A view of the run',
+    'tests/launch/test_local_main.py::test_a_broken_status_decides_nothing',
+    'MalformedFile',
+  ),
+  fault(
+    'a syncer that resumes draws parameters',
+    'diloco/syncer/storage.py',
+    '      [self._model.template(p) for p in fragments]\n',
+    '      [self._model.state(p) for p in fragments]\n',
+    'tests/syncer/test_closes_on_disk.py'
+    '::test_a_process_that_resumes_draws_no_parameters',
+    'assert',
+  ),
+  fault(
+    'shared objects are mapped before they are read',
+    'diloco/checkpoint/orbax_files.py',
+    "  read_shared_objects('tensorstore')\n",
+    '',
+    'tests/run/test_pulse.py'
+    '::test_shared_objects_are_read_through_before_orbax_is_imported',
+    'assert',
+  ),
+  fault(
+    'a second formula of a figure',
+    'diloco/monitoring/run_metrics.py',
+    'figure.value(x) for each, x in labelled.items()}',
+    'figure.value(x) and 2 * figure.value(x) for each, x in labelled.items()}',
+    'tests/processes/test_process_run.py'
+    '::test_every_surface_has_one_number_a_name',
+    'assert',
+  ),
   # Messages -------------------------------------------------------------------
   fault(
     'no room for an envelope',

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole runs by the launcher, and a run of unlike learners."""
 
+import csv
+import json
+import re
 import signal
 
 import psutil
 import pytest
 
-from diloco.metrics import names, run_reader
+from diloco.metrics import figures, names, run_reader, status
 from diloco.metrics.jsonl import read_jsonl
-from diloco.metrics.status import read_evaluation, read_status, read_summary
-from diloco.metrics.workdir import EVALUATOR
+from diloco.metrics.status import read_evaluation, read_summary
+from diloco.metrics.workdir import EVALUATOR, SYNCER
+from diloco.monitoring import run_metrics
 from diloco.prediction import history
 from tests.metrics import board_events
 from tests.processes.processes import SLOW, START_S, Processes
@@ -91,14 +95,85 @@ def test_killed_learner_comes_back(killed):
   assert len(merged) == 2, f'merged incarnations: {merged}'
 
 
-def test_all_displays_have_one_goodput(killed):
-  """The last status, the end table's summary, the page, the replay."""
-  workdir = killed.workdir
-  told = read_summary(workdir.summary).goodput
-  assert 0.2 < told < 1.0
-  assert read_status(workdir.status).goodput == told
-  assert run_reader.read(workdir.root, 'run').goodput == told
-  assert history.read(workdir.root).goodput == told
+# Files that the syncer writes at its end have the evaluator's last loss; what
+# is read later, that of the final evaluation.
+MEASURED_AGAIN = {'heldout_loss'}
+
+
+def _surfaces(processes, folder) -> dict[str, dict[str, float]]:
+  """Returns every figure that each surface shows, by name."""
+  workdir = processes.workdir
+  told = status.of_run(workdir)
+  report = processes.start_without_config(
+    'report', 'diloco.report', f'--outdir={folder}'
+  )
+  assert processes.exit_code(report) == 0, processes.tails()
+  with (folder / 'figures.csv').open() as file:
+    page = {row['figure']: row for row in csv.DictReader(file)}
+  curves = {
+    value.tag: value.simple_value
+    for path in sorted(workdir.tensorboard(SYNCER).glob('events*'))
+    for event in board_events.read(path)
+    for value in event.summary.value
+  }
+  samples = dict(
+    re.findall(
+      r'^diloco_(\w+){run="[^"]*"} (\S+)$', run_metrics.text(told), re.M
+    )
+  )
+  by_name = {
+    'status.json': json.loads(workdir.status.read_text()),
+    'summary.json': json.loads(workdir.summary.read_text()),
+    'page': {
+      x.name: page[x.label]['value, all digits']
+      for x in figures.RUN
+      if x.label in page
+    },
+    '/metrics': {
+      x.name: samples[x.sample] for x in figures.RUN if x.sample in samples
+    },
+    'TensorBoard': {
+      x.name: curves[x.curve] for x in figures.RUN if x.curve in curves
+    },
+  }
+  names_ = {each.name for each in figures.RUN}
+  return {
+    surface: {
+      name: float(x)
+      for name, x in found.items()
+      if name in names_ and x is not None
+    }
+    for surface, found in by_name.items()
+  }
+
+
+def test_every_surface_has_one_number_a_name(killed, tmp_path):
+  """The terminal, the page, `/metrics`, TensorBoard and JSON of one run."""
+  told = status.of_run(killed.workdir)
+  own = figures.values(figures.RUN, told)
+  for surface, found in _surfaces(killed, tmp_path).items():
+    assert len(found) >= 9, (surface, found)
+    differing = {
+      name: (x, own[name])
+      for name, x in found.items()
+      if name not in MEASURED_AGAIN
+      and x != pytest.approx(own[name], rel=1e-6)  # TensorBoard keeps f32.
+    }
+    assert not differing, surface
+  (launcher,) = (x for x in killed.running if x.name == 'launcher')
+  shown = ' '.join(launcher.output.split())
+  for each in figures.shown(figures.RUN, figures.END):
+    if own[each.name] is not None:
+      text = ' '.join(f'{each.label} {each.of(told)}'.split())
+      assert text in shown, f'{text!r} is not in the end table'
+
+
+def test_all_readers_have_one_goodput(killed):
+  """The page's reader and the prediction's."""
+  goodput = read_summary(killed.workdir.summary).goodput
+  assert 0.2 < goodput < 1.0
+  assert run_reader.read(killed.workdir.root, 'run').goodput == goodput
+  assert history.read(killed.workdir.root).goodput == goodput
 
 
 def test_loss_falls(run):

@@ -138,6 +138,6 @@ def test_every_main_refuses_in_json(main):
   )
   assert ended.returncode == 78
   (record,) = map(json.loads, ended.stderr.splitlines())
-  asked = 'workdir' if main.startswith('evaluat') else 'config'
-  assert record['message'].startswith(f'--{asked}: is missing')
+  asked = 'RUN' if main.startswith('evaluat') else '--config'
+  assert record['message'].startswith(f'{asked}: is missing')
   assert (record['severity'], record['role']) == ('ERROR', main)

@@ -2,7 +2,6 @@
 """The result of a run of processes, from records that were written by hand."""
 
 import dataclasses
-import json
 import math
 
 import pytest
@@ -82,16 +81,6 @@ def test_the_learners_mean_is_not_known(workdir):
 def test_a_learner_that_never_came_counts_as_absent(workdir):
   three = run_config.build(tests_tiny.get_config('learners=3'))
   assert recorded_result.read(workdir, three).participation == 3 / (2 * 3)
-
-
-def test_a_round_that_was_closed_again_counts_once(workdir):
-  """A syncer that is killed goes on from its checkpoint."""
-  *_, publish, _ = workdir.tape.read_text().splitlines()
-  again = json.loads(publish)
-  again['shares'].append({**again['shares'][0], 'learner': 1})
-  with workdir.tape.open('a') as tape:
-    tape.write(json.dumps(again) + '\n')
-  assert recorded_result.read(workdir, CONFIG).participation == 4 / (2 * 2)
 
 
 @pytest.mark.parametrize('name', ['summary', 'evaluation'])

@@ -70,3 +70,26 @@ def test_uptime_and_wall_time_go_on_after_a_restart(small_run, monkeypatch):
   summary = second.status(finished=True)
   assert summary.uptime == pytest.approx(30 / 40)
   assert summary.elapsed_s == pytest.approx(20 + 5 + 20)
+
+
+def test_a_round_that_is_closed_again_counts_once(small_run):
+  """A syncer that is killed goes on from its ledger, which has its counts."""
+  config = small_run.config
+
+  def merge(stats: RunStats, round_: int):
+    share = syncer_events.Share(
+      learner=0, incarnation=1, handle=1, base_version=0, step=1, c_tokens=1,
+      c_steps=1, weight=1.0, age_s=0.0, age_steps=0.0,
+    )  # fmt: skip
+    closed = syncer_events.Publish(round_, 0, 1, 1, (share,), (), (), 0.0)
+    stats.note_publish(closed)
+
+  first = RunStats(config)
+  merge(first, 1)
+  counts = json.loads(json.dumps(first.counts()))
+  merge(first, 2)  # The ledger does not have it.
+  second = RunStats(config)
+  second.resume(_ledger(config.protocol.fragments), counts)
+  merge(second, 2)
+  (learner,) = second.status(finished=False).learners
+  assert (learner.rounds, learner.participation) == (2, 1.0)
