@@ -17,6 +17,7 @@ import math
 import os
 import pathlib
 import queue
+import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ FORMAT = 1  # Format of the text in Orbax's checkpoint.
 UNFINISHED = '.orbax-checkpoint-tmp'
 BROKEN = '.broken'
 END_CHARS = 160  # Logged characters of an error's text.
+# What TensorStore may append to the cause, such as [tensorstore_spec='{…}'].
+_ANNOTATION = re.compile(r" \[[\w ]+='(?:[^'\\]|\\.)*'\]")
 
 # What Orbax, TensorStore and this package raise over corrupt files.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, BrokenRecord)
@@ -402,7 +405,7 @@ def _read_arrays(
 
 def _line(error: Exception) -> str:
   """Formats an error as one line; a long text is cut in the middle."""
-  text = ' '.join(str(error).split())
+  text = _ANNOTATION.sub('', ' '.join(str(error).split()))
   if len(text) > 2 * END_CHARS:  # TensorStore names the cause last.
     text = f'{text[:END_CHARS]} … {text[-END_CHARS:]}'
   return f'{type(error).__name__}: {text}'

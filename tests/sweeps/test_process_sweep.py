@@ -8,8 +8,8 @@ import pytest
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import read_status, read_summary
 from diloco.metrics.workdir import Workdir
-from diloco.report import folders
 from diloco.sweeps import sweep
+from diloco.watch.folders import FollowedFolders
 from tests.processes.processes import START_S, Processes
 
 pytestmark = pytest.mark.beside
@@ -139,7 +139,7 @@ def test_the_table_compares_both(made):
 
 
 def test_the_page_is_that_of_a_sweep(made):
-  page = folders.report([made.root], 'name', 'again')
+  page = FollowedFolders([made.root], 'again').page()
   [table] = [part for part in page.parts if part.name == 'sweep']
   assert [row[0] for row in table.rows] == [*LABELS]
   [curves] = [part for part in page.parts if part.name == 'sweep-loss']

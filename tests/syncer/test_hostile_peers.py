@@ -95,10 +95,8 @@ def test_any_figures_harm_nobody(stage, seed):
   good.train(stage.run_spec.config.protocol.spacing_steps)
   good.offer(2, 1e-3)
   assert 0 in good.hear(messages.Update).participants
-  status = json.dumps(
-    dataclasses.asdict(stage.syncing._stats.status(False)), allow_nan=False
-  )
-  told = json.loads(status)
+  shown = status.as_json(stage.syncing._stats.status(False))
+  told = json.loads(json.dumps(shown, allow_nan=False))
   assert told['learners'][0]['state'] == 'live'
   assert told['refused'] > 0
   stage.assert_lives()
