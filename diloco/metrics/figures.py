@@ -81,6 +81,11 @@ def seconds(value: float) -> str:
   return f'{value * 1000:.0f} ms' if value < 1 else f'{value:.2f} s'
 
 
+def link(load: float) -> str:
+  """The load of a link as '12.0%'; above 1 as '1.8 × too slow'."""
+  return f'{load:.1f} × too slow' if load > 1 else share(load)  # noqa: RUF001
+
+
 # The table --------------------------------------------------------------------
 
 
@@ -192,6 +197,13 @@ def _loss(status) -> float | None:
 def _stall_max_s(status) -> float | None:
   known = [x.stall_max_s for x in status.learners if x.stall_max_s is not None]
   return max(known, default=None)
+
+
+def _slow_link(status) -> tuple[float, int] | None:
+  """Returns the load of the slowest link and its learner, if it is too slow."""
+  loads = [(x.link_load, x.learner) for x in status.learners if x.link_load]
+  slowest = max(loads, default=(0.0, -1))
+  return slowest if slowest[0] > 1 else None
 
 
 def _f32_note(pulls: str) -> Callable:
@@ -345,6 +357,13 @@ RUN = (
     note=lambda status: '(f32 4, bf16 2)', shown='end page',
   ),
   _entry(
+    'slow_link', 'slowest link', '',
+    'Load of the slowest link down, where it is too slow for the updates.',
+    'slow_link_ratio', value=lambda status: (_slow_link(status) or [None])[0],
+    format=link, note=lambda status: f'(learner {_slow_link(status)[1]})',
+    short='link', shown='live',
+  ),
+  _entry(
     'parameters', 'parameters', '', 'Parameters of the model.', 'parameters',
     shown='end page',
   ),
@@ -409,6 +428,12 @@ LEARNER = (
   _entry(
     'stall_max_s', 'longest stall', 's', 'The longest stall of a step.',
     'learner_stall_max_seconds', format=seconds, shown='end wide page',
+  ),
+  _entry(
+    'link_load', 'link', '',
+    'Time to fetch an update, by the time between two: above 1 the link down '
+    'is too slow by that factor.',
+    'learner_link_load_ratio', format=link, shown='page',
   ),
   _entry(
     'bytes_up', 'up', 'B', 'Payload bytes pulled from it.',

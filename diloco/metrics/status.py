@@ -52,6 +52,7 @@ class LearnerStatus:
   stall_share: float | None = None
   stall_max_s: float | None = None  # and the longest such wait of one step.
   age_steps: float | None = None  # Mean age of its merged offers; None: none.
+  link_load: float | None = None  # As in `messages.Report`.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

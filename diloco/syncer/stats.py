@@ -50,6 +50,7 @@ class LearnerStats:
   step_s: float = 0.0  # Of all steps that were reported,
   stall_s: float = 0.0  # and the part in which they waited.
   stall_max_s: float = 0.0
+  link_load: float | None = None
   ages: ages_lib.ContributionAges = dataclasses.field(
     default_factory=ages_lib.ContributionAges
   )
@@ -235,6 +236,7 @@ class RunStats:
     row.step_s += report.step_s
     row.stall_s += report.stall_s
     row.stall_max_s = max(row.stall_max_s, report.stall_s)
+    row.link_load = report.link_load or None
     if self._uptime is not None:
       self._uptime.add(
         StepRecord(learner, time.monotonic(), report.step_s, report.stall_s)
@@ -333,6 +335,7 @@ class RunStats:
       stall_share=row.stall_s / row.step_s if row.step_s else None,
       stall_max_s=row.stall_max_s,
       age_steps=row.ages.mean_steps,
+      link_load=row.link_load,
     )
 
   def _ages(self) -> dict[str, float | None]:

@@ -24,7 +24,7 @@ LEARNERS = (
     learner=0, state='live', step=15, steps=412, tokens=421_888, loss=2.1234,
     tokens_per_s=15123.4, round=137, lag_versions=0, bytes_up=123_456_789,
     bytes_down=9_876, rounds=127, participation=0.93, incarnations=2,
-    stall_max_s=0.01, age_steps=0.57,
+    stall_max_s=0.01, age_steps=0.57, link_load=1.84,
   ),
   status.LearnerStatus(
     learner=1, state='gone', steps=99, tokens_per_s=0.0, round=0,
@@ -124,6 +124,7 @@ def test_a_log_gets_short_lines_and_no_escape_codes():
   assert console.file.getvalue() == (
     'quickstart  Θ 2.250 at step 384  step 412 of 500  rounds 137  1:05  '
     'goodput 87.0%  live 1 of 2\n'
+    'link 1.8 × too slow (learner 0)\n'  # noqa: RUF001
     '  syncer running | learner-0 live steps 412 loss 2.123 | '
     'learner-1 waiting\n'
     'learner-1 (7) killed: [why]\n'
@@ -154,7 +155,7 @@ def test_lines_of_a_log_are_at_most_120_characters():
   found = progress.lines(told, many, TIMES)
   assert max(map(len, found)) <= 120
   assert ' '.join(found).count('loss 2.123') == 9
-  assert len(found) == 4
+  assert len(found) == 5
 
 
 def test_the_status_has_what_the_evaluator_measured(tmp_path):

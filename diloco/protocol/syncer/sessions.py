@@ -269,6 +269,7 @@ def on_report(
     and math.isfinite(report.step_s)
     and 0.0 <= report.stall_s <= report.step_s
     and 0.0 <= report.made_s < math.inf
+    and 0.0 <= report.link_load < math.inf
     and all(map(way_back.is_possible, report.fetched))
   )
   if not possible:
