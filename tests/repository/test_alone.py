@@ -68,4 +68,4 @@ def test_it_would_be_found(text):
 
 
 def test_waiting_for_an_end_is_no_reason():
-  assert not _reasons('import subprocess\nfrom launch import exit_codes')
+  assert not _reasons('import subprocess\nfrom launch import epochs')
