@@ -326,12 +326,12 @@ TABLE = {
     'diloco.protocol',
     'diloco.run.exposure',
     'diloco.sizing.syncer_machine',
-    'diloco.sweeps.sweep_flags',
+    'diloco.sweeps',
     'diloco.transport.planes',
     'diloco.transport.sockets',
     'diloco.watch',
+    'yaml',
   },
-  'launch/backends/manifest_text.py': {'yaml'},
   # It judges runs as the simulator would, and simulates their plans.
   'launch/chaos': CONFIG
   | SIMULATOR
@@ -347,8 +347,6 @@ TABLE = {
     'numpy',
     'rich',
   },
-  'launch/sweeps': CONFIG
-  | {'absl', 'diloco.metrics', 'diloco.sweeps', 'launch', 'rich'},
 }
 
 
