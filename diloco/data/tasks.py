@@ -12,7 +12,6 @@ import json
 import pathlib
 from collections.abc import Iterator, Sequence
 
-
 FIELDS = ('context', 'choices', 'answer')
 
 
