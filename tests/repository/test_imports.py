@@ -306,7 +306,6 @@ TABLE = {
     'diloco.config.simulation',
     'experiments.common',
     'experiments.scales',
-    'experiments.simulated',  # Its twin for simulations.
   },
   'experiments/own_model.py': {  # Its model; the others only name theirs.
     'diloco.models.api',
