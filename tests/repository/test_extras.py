@@ -36,7 +36,6 @@ importlib.import_module(sys.argv[1])
 """
 MODULES = (
   'diloco.bench.__main__',
-  'diloco.bench.long_run',
   'diloco.learner.__main__',
   'diloco.syncer.__main__',
   'diloco.syncer_shard',
