@@ -60,7 +60,6 @@ GROUPS = {
       'diloco.bench.long_run',
       'shows whether memory and times stay as they begin',
     ),
-    'netbench': ('launch.netbench', 'measures training over slow links'),
   },
   'Processes of a run, which the launchers start': {
     'syncer': ('diloco.syncer', 'holds and merges the model'),
@@ -74,6 +73,9 @@ COMMANDS = {
 }
 # Gone with the next release: what to call instead.
 SUCCESSORS = {'sweep': ('lab', '--sweep'), 'follow': ('replay',)}
+REMOVED = {
+  'netbench': 'was removed after 0.1.0; docs/links.md has what it measured',
+}
 BESIDE = 'launch'  # In a checkout it stands beside diloco, installed in it.
 
 
@@ -94,6 +96,8 @@ def usage() -> str:
 
 def problem(command: str) -> str | None:
   """Returns what is wrong with a command; None: nothing."""
+  if command in REMOVED:
+    return f'{command}: {REMOVED[command]}'
   if command not in COMMANDS:
     near = difflib.get_close_matches(command, COMMANDS, 1)
     hint = f', did you mean {near[0]}?' if near else ''

@@ -13,7 +13,6 @@ elsewhere too.
   chips        which of this machine's accelerators its learners get
   chaos        the command that runs processes under a plan of faults
   sweeps       the runs of a sweep, one after the other
-  netbench     the command that measures training over shaped links
   supervisor   keeps its roles alive; `role_processes` are those of one
   parent_death ends children whose launcher died
   exit_policy  what is done about an exit; `exit_codes` are the numbers
