@@ -313,7 +313,7 @@ def measure_memory(settings: BenchSettings) -> Iterator[BenchFigure]:
     )
 
 
-# Kills. Steps are slept out; more faults are in `tests.chaos.fault_benchmark`.
+# Kills. Steps are slept out.
 
 
 def _until_quiet(run: RealRun, settings: BenchSettings) -> float:
