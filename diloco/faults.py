@@ -3,7 +3,7 @@
 
 A kind says in verbs of a `FaultStage` what happens. Three stages perform them:
 real processes (`launch.chaos.stage`), the simulated twin of such a run
-(`launch.chaos.simulated`), and the swarm (`diloco.simulator.swarm`). A stage
+(`diloco.prediction.twin`), and the swarm (`diloco.simulator.swarm`). A stage
 without a verb refuses the kinds that need it, by name. `config.faults` names a
 kind as well ('kill learner 1 at 0.33'), and so do the recorded faults of a run.
 """

@@ -41,10 +41,12 @@ def read(workdir: Workdir, begin_s: float) -> tuple[RecordedFault, ...]:
   try:
     found = []
     for line in verdict['outcomes']:
-      begun_s = line.pop('begun_s')
+      begun_s = line['begun_s']
       if begun_s is not None:
         begun_s += course['began_s'] - begin_s
-      found.append(RecordedFault(at_s=begun_s, **line))
+      known = {each.name for each in dataclasses.fields(RecordedFault)}
+      fields = {name: line[name] for name in known - {'at_s'}}
+      found.append(RecordedFault(at_s=begun_s, **fields))
   except (KeyError, TypeError, AttributeError) as error:
     raise ValueError(f'{workdir.chaos}: no verdict: {error}') from None
   return tuple(found)

@@ -2,7 +2,8 @@
 """Runs real processes under a seeded plan of faults: python -m launch.chaos …
 
 Start with `diloco.faults`, the kinds; a kind acts on a stage, of real processes
-or of simulated ones. The verdict is made from the run's folder alone.
+or of the simulated ones of `diloco.prediction.twin`. The verdict is made from
+the run's folder alone.
 
   __main__    the command
   fault_plan  draws a plan from a seed; pure
@@ -11,10 +12,8 @@ or of simulated ones. The verdict is made from the run's folder alone.
   clock       a wall clock that can be set wrong from outside
   conductor   performs a plan, and writes down what happened
   live_run    processes followed from outside, by their files
-  simulated   the same plan on the machines under the simulated clock
-  record      what is read of a run's folder; how fast its processes were
-  outcomes    what each fault did, and the figures of a run
-  run_checks  what any run must satisfy
-  verdict     the checks of a chaos run
-  judging     the fault-free twins, and the tables
+  baselines   the same run without faults
+  record      what is read of a run's folder, and what each fault did
+  checks      what any run must satisfy
+  verdict     the checks of a chaos run, as data, and its tables
 """

@@ -29,10 +29,10 @@ from diloco.config.sections import ConfigError
 from diloco.faults import Fault, RefusedFault
 from diloco.metrics import files
 from diloco.metrics.run_progress import ProgressLine
-from diloco.metrics.workdir import Workdir, shard_name
+from diloco.metrics.workdir import shard_name
 from diloco.transport.sockets import is_loopback
 from launch import program as launch_program
-from launch.chaos import fault_plan, judging, stage
+from launch.chaos import baselines, fault_plan, stage, verdict
 from launch.chaos.conductor import ChaosRun, Folder
 from launch.chaos.live_run import Overdue, RunFailed
 from launch.local import occupy
@@ -186,7 +186,6 @@ def main(argv) -> int:
   config, more, told = adapted(asked, given.twins)
   plan = read_plan(config, learners)
   root = pathlib.Path(given.workdir)
-  left = stage.noted(Folder(Workdir(root)).processes)
   workdir, lock, _ = occupy(root, given.overwrite)
   console = rich.console.Console()
   if not console.is_terminal:
@@ -198,8 +197,6 @@ def main(argv) -> int:
     shown.end()  # Where both are the same terminal.
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-  for pid in stage.end_left(left):
-    say(f'process {pid}, which an earlier run has left, was killed')
   say(
     f'chaos: seed {given.seed}, {given.minutes:g} minutes, {len(plan)} '
     f'faults, in {workdir.root}'
@@ -207,7 +204,6 @@ def main(argv) -> int:
   say(f'  {lasts(given.minutes, given.twins, given.twins_faster)}')
   for line in (*told, *map(str, plan)):
     say(f'  {line}')
-  arguments = [*flags.arguments(), *more]
   folder = Folder(workdir)
   folder.root.mkdir(exist_ok=True)
   files.write_json(
@@ -221,22 +217,20 @@ def main(argv) -> int:
   )
   try:
     with lock, signals() as received, shown:
-      ChaosRun(
-        *(config, arguments, workdir, learners, say, received, given.seed),
-        shown.say,
-      ).perform(plan, given.minutes * 60)
-      twins = judging.Twins(
-        *(config, arguments, learners, say, received, given.twins_faster),
-        shown.say,
+      chaos = ChaosRun(
+        *(config, [*flags.arguments(), *more], workdir, learners),
+        *(say, shown.say, received, given.seed),
       )
-      twins.train(folder, given.minutes * 60, given.twins)
+      seconds = given.minutes * 60
+      chaos.perform(plan, seconds)
+      baselines.train(chaos, folder, seconds, given.twins, given.twins_faster)
   except Interrupted as stopped:
     say(f'{stopped}; no process is left')
     return 128 + stopped.number
   except (Overdue, RunFailed) as error:
     say(f'failed: {error}; the logs are in {workdir.log("*").parent}')
     return 1
-  return judging.judge(workdir, console)
+  return verdict.judge(workdir, console)
 
 
 if __name__ == '__main__':

@@ -6,27 +6,27 @@ how), `faults.jsonl` (what was performed, when, and what the relay counted),
 and `course.json` (times of the run's phases).
 """
 
+import contextlib
 import dataclasses
 import heapq
 import itertools
 import json
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from diloco import faults
 from diloco.config.run_config import RunConfig
 from diloco.faults import KINDS, WAYS, Fault
 from diloco.metrics import files
 from diloco.metrics.figures import clock
-from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.workdir import Workdir
 from launch.chaos import stage as chaos_stage
 from launch.chaos.live_run import LiveRun, Overdue
 from launch.chaos.relay import Relay
 from launch.chaos.stage import Clocks, Parts, RealStage
 from launch.program import Processes
 from launch.session import Interrupted
-from launch.supervisor import ProcessEvent
 
 # Until every learner is merged, at first and at the end: no measure of speed,
 # but what a hang would pass. On a machine of load 18, starts took 150 s.
@@ -48,7 +48,6 @@ class Course:
     calm_s: every learner had been merged.
     began_s: the plan began.
     ended_s: its last second was over.
-    left: processes that were still there when all had been stopped.
     unready: why the run was not whole again at the end; '': it was.
     late_turns: when this command itself was late, and by how much: what it has
       to do in a turn is little, so the machine was busy, or stood still.
@@ -57,9 +56,8 @@ class Course:
   calm_s: float
   began_s: float
   ended_s: float
-  left: tuple[str, ...]
-  unready: str
-  late_turns: tuple[tuple[float, float], ...] = ()
+  unready: str = ''
+  late_turns: Sequence[tuple[float, float]] = ()
 
 
 class Folder:
@@ -71,53 +69,37 @@ class Folder:
     self.plan = self.root / 'plan.json'
     self.faults = self.root / 'faults.jsonl'
     self.course = self.root / 'course.json'
-    self.processes = self.root / 'processes.json'
     self.verdict = self.root / 'verdict.json'
     self.clocks = self.root / 'clocks'
-    self.page = self.root / 'page'
 
   def twin(self, number: int) -> pathlib.Path:
     """Returns the folder of a fault-free twin."""
     return self.root / f'twin-{number}'
 
 
+@dataclasses.dataclass(frozen=True)
 class ChaosRun:
   """One run of real processes under a plan.
 
-  Args:
+  Attributes:
     config: with `log_every_steps` = 1 and a data plane that can be relayed.
     arguments: the flags that give a process this configuration.
     workdir: occupied, empty.
     learners: of what each learner consists.
     say: takes a line for the user.
+    show: takes how far it is.
     received: signals that ask to stop.
     seed: of the relay's draws.
-    show: takes how far it is.
   """
 
-  def __init__(
-    self,
-    config: RunConfig,
-    arguments: Sequence[str],
-    workdir: Workdir,
-    learners: Sequence[Processes],
-    say: Callable[[str], None],
-    received: list[int],
-    seed: int,
-    show: Callable[[str], None],
-  ):
-    self._config = config
-    self._arguments = arguments
-    self._workdir = workdir
-    self._folder = Folder(workdir)
-    self._folder.root.mkdir(parents=True, exist_ok=True)
-    self._learners = learners
-    self._say = say
-    self._show = show
-    self._received = received
-    self._relay = Relay(chaos_stage.hosts_of(config), seed)
-    self._pids: dict[str, int] = {}
-    self._started: dict[str, chaos_stage.ProcessId] = {}  # By name and pid.
+  config: RunConfig
+  arguments: Sequence[str]
+  workdir: Workdir
+  learners: Sequence[Processes]
+  say: Callable[[str], None]
+  show: Callable[[str], None]
+  received: list[int]
+  seed: int
 
   def perform(self, plan: Sequence[Fault], seconds: float) -> None:
     """Runs from the first process to the last; writes the folder's files.
@@ -127,144 +109,98 @@ class ChaosRun:
       live_run.RunFailed: the processes can't go on.
       Interrupted: by a signal.
     """
-    clocks = Clocks(self._folder.clocks)
-    with self._relay:
-      run, parts = self._processes(clocks)
-      with run:
-        stage = RealStage(run, self._relay, parts, clocks)
-        try:
-          course = self._phases(run, stage, plan, seconds)
-        finally:
-          stage.end_all()
+    with self._processes() as (run, relay, parts, clocks):
+      stage = RealStage(run, relay, parts, clocks)
+      try:
+        course = self._phases(run, stage, relay, plan, seconds)
+      finally:
+        stage.end_all()
     run.read()
-    left = (name for name, each in self._started.items() if each.is_running)
-    course = dataclasses.replace(course, left=tuple(left))
-    files.write_json(self._folder.course, dataclasses.asdict(course))
+    files.write_json(Folder(self.workdir).course, dataclasses.asdict(course))
 
   def without_faults(
     self, holds: Callable[[], bool], deadline_s: float, what: str
   ) -> None:
     """Runs until `holds()`; raises as `perform` does."""
-    with self._relay:
-      run, _ = self._processes(Clocks(self._folder.clocks))
-      with run:
-        run.until(holds, deadline_s, what)
+    with self._processes() as (run, *_):
+      run.until(holds, deadline_s, what)
 
-  def _processes(self, clocks: Clocks) -> tuple[LiveRun, Parts]:
-    parts = Parts(
-      self._config,
-      self._arguments,
-      self._workdir,
-      self._relay,
-      clocks,
-      self._learners,
-    )
-    run = LiveRun(
-      self._config,
-      self._arguments,
-      self._workdir,
-      self._config.run.restart_delay_s,
-      announce=self._on_event,
-      on_poll=self._look,
-      parts=parts,
-    )
-    return run, parts
+  @contextlib.contextmanager
+  def _processes(self) -> Iterator[tuple[LiveRun, Relay, Parts, Clocks]]:
+    clocks = Clocks(Folder(self.workdir).clocks)
+    with Relay(chaos_stage.hosts_of(self.config), self.seed) as relay:
+      parts = Parts(
+        *(self.config, self.arguments, self.workdir),
+        *(relay, clocks, self.learners),
+      )
+      with LiveRun(
+        *(self.config, self.arguments, self.workdir),
+        self.config.run.restart_delay_s,
+        announce=lambda event: None,
+        on_poll=self._look,
+        parts=parts,
+      ) as run:
+        yield run, relay, parts, clocks
+
+  def _look(self) -> None:
+    """Ends the run for a signal, at every poll."""
+    if self.received:
+      raise Interrupted(self.received[0])
 
   def _phases(
     self,
     run: LiveRun,
     stage: RealStage,
+    relay: Relay,
     plan: Sequence[Fault],
     seconds: float,
   ) -> Course:
-    self._show('the processes start')
+    self.show('the processes start')
     run.until(lambda: run.all_merge(0.0), READY_S, 'every learner is merged')
     calm_s = time.time()
-    self._say(f'every learner is merged; {CALM_S:.0f} s of calm, then faults')
-    self._show('calm, then the plan')
-    before = self._carried(run)
-    run.spend(CALM_S)
-    stage.measure_links(before, CALM_S)
+    self.say(f'every learner is merged; {CALM_S:.0f} s of calm, then faults')
+    self.show('calm, then the plan')
+    stage.measure_links(CALM_S)
     began_s = time.time()
-    performance = _Performance(
-      run, stage, self._relay, self._folder.faults, self._say, self._show
-    )
-    performance.of(plan, seconds)
+    performance = _Performance(self, run, stage, relay)
+    performance.play(plan, seconds)
     stage.end_all()
     ended_s = time.time()
     unready = ''
-    self._say('the plan is over; all is healed')
-    self._show(f'until all are merged again, then {QUIET_S:.0f} s of quiet')
+    self.say('the plan is over; all is healed')
+    self.show(f'until all are merged again, then {QUIET_S:.0f} s of quiet')
+    left = {fault.learner for fault in plan if faults.removes(fault.kind)}
+    new = {fault.learner for fault in plan if faults.adds(fault.kind)}
+    ids = {*run.learners, *new} - left
     try:
       run.until(
-        lambda: self._is_whole(run, plan, ended_s),
+        lambda: all(run.merges(ended_s, m) for m in ids),
         READY_S,
         'every learner is merged after the plan',
       )
       run.spend(QUIET_S)
     except Overdue as error:
       unready = str(error)
-    late_turns = tuple(performance.late_turns)
-    return Course(calm_s, began_s, ended_s, (), unready, late_turns)
-
-  def _carried(self, run: LiveRun) -> dict[str, int]:
-    return {
-      name: max(self._relay.counts(name, w).carried_bytes for w in WAYS)
-      for name in map(learner_name, run.learners)
-    }
-
-  def _is_whole(
-    self, run: LiveRun, plan: Sequence[Fault], since_s: float
-  ) -> bool:
-    """Returns True if all learners but those that left have been merged."""
-    left = {fault.target for fault in plan if faults.removes(fault.kind)}
-    new = {fault.target for fault in plan if faults.adds(fault.kind)}
-    names = {*map(learner_name, run.learners), *new} - left
-    ids = [int(name.rpartition('-')[2]) for name in names]
-    return all(run.merges(since_s, m) for m in ids)
-
-  def _look(self) -> None:
-    """Ends the run for a signal, at every poll."""
-    if self._received:
-      raise Interrupted(self._received[0])
-
-  def _on_event(self, event: ProcessEvent) -> None:
-    name, pid = event.process, event.pid
-    match event.event:
-      case 'started':  # Before it is reaped: no other can have its pid.
-        self._started[f'{name} ({pid})'] = chaos_stage.process_id(pid)
-        self._pids[name] = pid
-      case 'exited':
-        self._pids.pop(name, None)
-    chaos_stage.note_processes(
-      self._folder.processes, list(self._pids.values())
-    )
+    return Course(calm_s, began_s, ended_s, unready, performance.late_turns)
 
 
 class _Performance:
   """The time of the plan: begins faults, ends them, writes them down."""
 
   def __init__(
-    self,
-    run: LiveRun,
-    stage: RealStage,
-    relay: Relay,
-    path: pathlib.Path,
-    say: Callable[[str], None],
-    show: Callable[[str], None],
+    self, chaos: ChaosRun, run: LiveRun, stage: RealStage, relay: Relay
   ):
+    self._chaos = chaos
     self._run = run
     self._stage = stage
     self._relay = relay
-    self._path = path
-    self._say = say
-    self._show = show
+    self._path = Folder(chaos.workdir).faults
     self._order = itertools.count()
     self._due: list = []  # (time, order, 'begin' or 'end', fault).
     self._begun: dict[int, tuple[float, dict]] = {}  # By number.
     self.late_turns: list[tuple[float, float]] = []
 
-  def of(self, plan: Sequence[Fault], seconds: float) -> None:
+  def play(self, plan: Sequence[Fault], seconds: float) -> None:
     """Performs a plan that takes so long."""
     began_s = time.monotonic()
     for fault in plan:
@@ -274,7 +210,7 @@ class _Performance:
       if (late_s := now_s - last_s - TURN_S) > LATE_TURN_S:
         self.late_turns.append((time.time(), late_s))
       last_s = now_s
-      self._show(f'the plan, {clock(seconds - now_s)} left')
+      self._chaos.show(f'the plan, {clock(seconds - now_s)} left')
       while self._due and self._due[0][0] <= now_s:
         _, _, what, fault = heapq.heappop(self._due)
         (self._begin if what == 'begin' else self._end)(fault, now_s)
@@ -285,7 +221,7 @@ class _Performance:
       if what == 'end':
         self._end(fault, seconds)
       else:
-        self._write(fault, {'failed': 'the plan was over before'})
+        self._write(fault, failed='the plan was over before')
 
   def _at(self, at_s: float, what: str, fault: Fault) -> None:
     heapq.heappush(self._due, (at_s, next(self._order), what, fault))
@@ -295,10 +231,10 @@ class _Performance:
       if now_s < fault.at_s + LATE_S:
         self._at(now_s + AGAIN_S, 'begin', fault)
       else:
-        self._say(f'{fault}: not performed, {NOT_THERE}')
-        self._write(fault, {'failed': f'{NOT_THERE} for {LATE_S:.0f} s'})
+        self._chaos.say(f'{fault}: not performed, {NOT_THERE}')
+        self._write(fault, failed=f'{NOT_THERE} for {LATE_S:.0f} s')
       return
-    self._say(f'{now_s:6.1f} s  {fault.number}: {str(fault)[10:]}')
+    self._chaos.say(f'{now_s:6.1f} s  {fault.number}: {str(fault)[10:]}')
     counts = {}
     if KINDS[fault.kind].counters:
       counts = {w: self._relay.counts(fault.target, w) for w in WAYS}
@@ -307,6 +243,7 @@ class _Performance:
     self._at(now_s + fault.hold_s, 'end', fault)
 
   def _end(self, fault: Fault, now_s: float) -> None:
+    del now_s
     faults.end(self._stage, fault)
     began_s, counts = self._begun.pop(fault.number)
     counted = {
@@ -314,16 +251,9 @@ class _Performance:
       for way, before in counts.items()
     }
     self._write(
-      fault,
-      {
-        'began_s': began_s,
-        'ended_s': time.time(),
-        'counted': counted,
-        'failed': '',
-      },
+      fault, began_s=began_s, ended_s=time.time(), counted=counted, failed=''
     )
 
-  def _write(self, fault: Fault, found: dict) -> None:
-    line = {**dataclasses.asdict(fault), **found}
+  def _write(self, fault: Fault, **found) -> None:
     with self._path.open('a') as file:
-      file.write(json.dumps(line) + '\n')
+      file.write(json.dumps({**dataclasses.asdict(fault), **found}) + '\n')

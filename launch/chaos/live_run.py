@@ -125,7 +125,7 @@ class LiveRun:
     """Reads what the processes have written since the last time."""
     self.tape += self._tape_tail.new_records()
     for m, tail in self._step_tails.items():
-      self.steps[m] += map(_step, tail.new_records())
+      self.steps[m] += map(written_step, tail.new_records())
 
   def add_learner(self, learner: int, role: Role) -> None:
     """Starts a learner beyond M at the next `poll`, and reads its steps."""
@@ -204,7 +204,8 @@ def participants(publish: Mapping) -> set[int]:
   return {share['learner'] for share in publish['shares']}
 
 
-def _step(record: Mapping) -> WrittenStep:
+def written_step(record: Mapping) -> WrittenStep:
+  """Returns a line of a learner's metrics as a step."""
   return WrittenStep(
     time_s=record[names.TIME],
     incarnation=int(record[names.INCARNATION]),

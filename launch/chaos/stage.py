@@ -3,7 +3,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import resource
@@ -11,7 +10,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from diloco import faults
 from diloco.config.run_config import RunConfig
@@ -22,7 +21,6 @@ from launch.chaos.live_run import LiveRun
 from launch.chaos.relay import SOUND, Relay
 from launch.program import Processes, Program, Role, program
 
-PROC = pathlib.Path('/proc')
 LEARNER_HOST = '127.0.1.{}'  # Of a learner, by its id plus 1.
 LEARNERS_MAX = 200
 REASON = 'by the plan of the chaos run'
@@ -70,7 +68,6 @@ class Parts:
 
   Args:
     arguments: the flags that give a process this configuration.
-    clocks: of the learners; None: those of the machine.
     learners: of what each learner consists.
   """
 
@@ -80,7 +77,7 @@ class Parts:
     arguments: Sequence[str],
     workdir: Workdir,
     relay: Relay,
-    clocks: Clocks | None,
+    clocks: Clocks,
     learners: Sequence[Processes],
   ):
     self._config = config
@@ -89,31 +86,31 @@ class Parts:
     self._relay = relay
     self._clocks = clocks
     self._learners = learners
-    self.newcomers: dict[str, Role] = {}
+    self._made: Program | None = None
 
   def __call__(self, address: str) -> Program:
-    """Returns the program; roles of ids that may join are kept."""
-    hosts = hosts_of(self._config)
-    # A newcomer needs the devices of one host, as the others do.
-    single = (each for each in self._learners if each.hosts == 1)
-    more = [next(single, self._learners[-1])] * (
-      len(hosts) - len(self._learners)
-    )
-    made = program(
+    """Returns the program of a run whose syncer listens at `address`."""
+    self._made = program(
       self._config,
       self._arguments,
       self._workdir,
       address,
-      learners=[*self._learners, *more],
+      learners=self._learners,
     )
-    roles = []
-    late = list(hosts)[len(self._learners) :]
-    for role in made.roles:
-      if role.name in late:
-        self.newcomers[role.name] = role
-      else:
-        roles.append(self.connected(role))
-    return dataclasses.replace(made, roles=tuple(roles))
+    roles = tuple(map(self.connected, self._made.roles))
+    return dataclasses.replace(self._made, roles=roles)
+
+  def newcomer(self, learner: int) -> Role:
+    """Returns a learner of a new id, with the devices of a single host."""
+    single = (each for each in self._learners if each.hosts == 1)
+    like = next(single, self._learners[-1])
+    role = dataclasses.replace(
+      self._made.newcomer(learner),
+      optional=False,
+      hosts=like.hosts,
+      environment=like.environment,
+    )
+    return self.connected(role)
 
   def connected(self, role: Role) -> Role:
     """Returns the role with its address, its proxy and its clock."""
@@ -128,8 +125,7 @@ class Parts:
         f'--config.transport.host={host}',
         f'--notice_s={faults.NOTICE_S:g}',
       ]
-      if self._clocks is not None:
-        environment += self._clocks.environment(role.name)
+      environment += self._clocks.environment(role.name)
     return dataclasses.replace(
       role, argv=(*role.argv, *more), environment=environment
     )
@@ -157,16 +153,17 @@ class RealStage:
     known = {state.name for state in self._run.supervisor.states()}
     return role in known and self._run.supervisor.is_running(role)
 
-  def measure_links(self, before: Mapping[str, int], seconds: float) -> None:
-    """Takes what the links carry now as usual.
+  def measure_links(self, seconds: float) -> None:
+    """Lets some time pass, and takes what the links carry then as usual."""
+    names = [learner_name(m) for m in self._run.learners]
+    before = [self._carried_bytes(name) for name in names]
+    self._run.spend(seconds)
+    for name, earlier in zip(names, before, strict=True):
+      more = self._carried_bytes(name) - earlier
+      self._usual_bytes_per_s[name] = more / seconds
 
-    Args:
-      before: bytes that each had carried at the begin.
-      seconds: that have passed since then.
-    """
-    for name, earlier in before.items():
-      carried = [self._relay.counts(name, w).carried_bytes for w in WAYS]
-      self._usual_bytes_per_s[name] = (max(carried) - earlier) / seconds
+  def _carried_bytes(self, name: str) -> int:
+    return max(self._relay.counts(name, w).carried_bytes for w in WAYS)
 
   def tick(self) -> None:
     """Stops slow learners half of the time; call it often."""
@@ -222,8 +219,8 @@ class RealStage:
 
   def join(self, target: str) -> None:
     """Starts a learner of a new id."""
-    role = self._parts.connected(self._parts.newcomers.pop(target))
-    self._run.add_learner(int(target.rpartition('-')[2]), role)
+    learner = faults.number_of(target)
+    self._run.add_learner(learner, self._parts.newcomer(learner))
 
   def slow(self, target: str, is_slow: bool) -> None:
     """Stops it half of the time, or no longer."""
@@ -290,65 +287,6 @@ class RealStage:
 def _limit(pid: int, nbytes: int) -> None:
   hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
   resource.prlimit(pid, resource.RLIMIT_FSIZE, (nbytes, hard))
-
-
-# Processes that a launcher has left, as it was killed itself.
-
-
-@dataclasses.dataclass(frozen=True)
-class ProcessId:
-  """A process that its successor of the same pid is not taken for."""
-
-  pid: int
-  started: str  # In ticks of the kernel's clock; '': not known.
-
-  @property
-  def is_running(self) -> bool:
-    """Returns True if it is there, and not a zombie."""
-    now = _stat(self.pid)
-    return bool(now) and now[0] != 'Z' and now[19] == self.started
-
-
-def process_id(pid: int) -> ProcessId:
-  """Returns the process that has this pid now."""
-  fields = _stat(pid)
-  return ProcessId(pid, fields[19] if fields else '')
-
-
-def _stat(pid: int) -> list[str]:
-  """Returns the fields of `/proc/PID/stat` from the state on; [] if gone."""
-  try:
-    text = (PROC / str(pid) / 'stat').read_text()
-  except OSError:
-    return []
-  return text.rpartition(')')[2].split()
-
-
-def note_processes(path: pathlib.Path, pids: Sequence[int]) -> None:
-  """Writes which processes run, so that the next start can end them."""
-  found = [dataclasses.asdict(process_id(pid)) for pid in pids]
-  part = path.with_name(f'{path.name}.tmp')
-  part.write_text(json.dumps(found))
-  part.replace(path)
-
-
-def noted(path: pathlib.Path) -> list[ProcessId]:
-  """Reads which processes ran when they were last noted; [] if unknown."""
-  try:
-    return [ProcessId(**x) for x in json.loads(path.read_text())]
-  except (OSError, ValueError, TypeError):
-    return []
-
-
-def end_left(left: Sequence[ProcessId]) -> list[int]:
-  """SIGKILL for those that still run; returns their pids."""
-  ended = []
-  for process in left:
-    if process.is_running:
-      with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(process.pid, signal.SIGKILL)
-        ended.append(process.pid)
-  return ended
 
 
 def why_not_here() -> str | None:

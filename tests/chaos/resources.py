@@ -10,7 +10,9 @@ import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from launch.chaos.stage import PROC, ProcessId, process_id
+import psutil
+
+PROC = pathlib.Path('/proc')
 
 PAGE_BYTES = os.sysconf('SC_PAGE_SIZE')
 SAMPLE_EVERY_S = 0.5
@@ -77,14 +79,14 @@ class ResourceWatch:
     self._hub = hub
     self._alive: set[str] = set()
     self._at_work: set[str] = set()
-    self._processes: list[tuple[str, ProcessId]] = []
+    self._processes: list[tuple[str, psutil.Process]] = []
     self._samples: dict[tuple[str, int], list[Sample]] = {}
     self._working_since_s: dict[str, float] = {}
     self._sampled_at_s = float('-inf')
 
   def follow(self, name: str, pid: int) -> None:
     """Follows a process from now on; call it before the process is reaped."""
-    self._processes.append((name, process_id(pid)))
+    self._processes.append((name, psutil.Process(pid)))
     # The pid of one that died long ago may come again.
     self._samples[name, pid] = []
     self._working_since_s.pop(name, None)
@@ -117,7 +119,7 @@ class ResourceWatch:
     self._sampled_at_s = now_s
     for name, process in self._processes:
       warm_at_s = self._working_since_s.get(name, now_s) + WARM_UP_S
-      if now_s < warm_at_s or not process.is_running:
+      if now_s < warm_at_s or not process.is_running():
         continue
       found = _sample(process.pid, now_s)
       if found is None:
@@ -129,7 +131,7 @@ class ResourceWatch:
     return [
       f'{name} ({process.pid})'
       for name, process in self._processes
-      if process.is_running
+      if process.is_running()
     ]
 
   def samples(self) -> dict[str, list[Sample]]:

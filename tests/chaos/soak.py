@@ -19,7 +19,7 @@ from absl import flags as absl_flags
 from diloco.config import flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import learner_name
-from launch.chaos.judging import check_table
+from launch.chaos import checks as run_checks
 from launch.local import occupy
 from launch.program import SYNCER
 from launch.session import Interrupted, signals
@@ -81,7 +81,8 @@ def main(argv) -> int:
     say(f'{stopped}; no process is left')
     return 128 + stopped.number
   checks = soak.checks()
-  console.print(check_table(f'seed {given.seed}, {given.kills} kills', checks))
+  title = f'seed {given.seed}, {given.kills} kills'
+  console.print(run_checks.table(title, checks))
   if given.out:
     found = {
       'seed': given.seed,

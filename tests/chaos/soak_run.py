@@ -4,15 +4,21 @@
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from diloco.config.run_config import RunConfig
 from diloco.metrics import names, token_ledger, token_tapes
 from diloco.metrics.goodput import work_of_tape
 from diloco.metrics.workdir import Workdir, learner_name
-from launch.chaos import run_checks
-from launch.chaos.live_run import LiveRun, Overdue, RunFailed, participants
-from launch.chaos.verdict import Check
+from launch.chaos import checks as run_checks
+from launch.chaos.checks import Check
+from launch.chaos.live_run import (
+  LiveRun,
+  Overdue,
+  RunFailed,
+  WrittenStep,
+  participants,
+)
 from launch.program import SYNCER
 from launch.session import Interrupted
 from launch.supervisor import ProcessEvent, ProcessState
@@ -173,7 +179,7 @@ class Soak:
       Check('versions rise by one', run_checks.versions(run.tape)),
       Check('whole steps', run_checks.whole_steps(run.tape, tokens)),
       Check('no contribution twice', run_checks.merged_once(run.tape)),
-      Check('no step twice', run_checks.steps_merged_once(run.tape, run.steps)),
+      Check('no step twice', steps_merged_once(run.tape, run.steps)),
       Check(
         'tokens balance',
         run_checks.tokens_balance(run.tape, run.steps, tokens),
@@ -272,6 +278,43 @@ class Soak:
       f'{at_s:6.1f} s  kill {self._kills}/{planned}  '
       f'{" and ".join(strike.victims)}, {when}; {self._merges} rounds closed'
     )
+
+
+def steps_merged_once(
+  tape: Iterable[Mapping], steps: Mapping[int, Sequence[WrittenStep]]
+) -> list[str]:
+  """No step of a process is in two contributions to one fragment.
+
+  Stronger than `merged_once`: it sees through a new session of the process.
+  """
+  lives = {m: _lives(many) for m, many in steps.items()}
+  until = {}  # (learner, process, fragment) -> last step, round.
+  findings = []
+  for line in run_checks.closed(tape):
+    for share in line['shares']:
+      m, incarnation = share['learner'], share['incarnation']
+      # Killed before it wrote a step: the incarnation stands for the process.
+      life = lives.get(m, {}).get(incarnation, incarnation)
+      key = m, life, line['fragment']
+      first = share['step'] - share['c_steps'] + 1
+      last, round_ = until.get(key, (0, None))
+      if first <= last:
+        findings.append(
+          f'learner {m}, fragment {key[2]}: step {first} is merged in round '
+          f'{line["round"]}, and was in round {round_} (incarnation '
+          f'{incarnation})'
+        )
+      until[key] = max(share['step'], last), line['round']
+  return findings
+
+
+def _lives(steps: Sequence[WrittenStep]) -> dict[int, int]:
+  """Returns the count of the process of each incarnation."""
+  life, found = 0, {}
+  for i, step in enumerate(steps):
+    life += run_checks.begins_process(steps, i)
+    found.setdefault(step.incarnation, life)
+  return found
 
 
 def _flat(

@@ -4,17 +4,18 @@
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import time
 import zlib
 
 import numpy as np
+import psutil
 import pytest
 
 from diloco.config import run_config
 from diloco.faults import UP
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.messages import Payload
 from diloco.transport import auth
@@ -95,16 +96,16 @@ def test_a_newcomer_has_the_devices_of_a_single_host(tmp_path):
   """Issue: beside learners of several hosts it ended with exit code 78."""
   config = run_config.build(tests_tiny.get_config())
   two, one = Processes(2, (('X', '1'),)), Processes(1, (('X', '2'),))
-  more = stage.hosts_of(config).keys() - {'learner-0', 'learner-1'}
   with Relay(stage.hosts_of(config), seed=0) as relay:
-    parts = stage.Parts(
-      config, [], Workdir(tmp_path), relay, None, learners=(two, one)
-    )
-    parts('127.0.0.1:1')
-  assert parts.newcomers.keys() == more
-  assert {(r.hosts, r.environment) for r in parts.newcomers.values()} == {
-    (1, (('X', '2'),))
-  }
+    for learners in ((two, one), (one, two)):
+      parts = stage.Parts(
+        config, [], Workdir(tmp_path), relay, Clocks(tmp_path), learners
+      )
+      made = parts('127.0.0.1:1')
+      assert {role.name for role in made.roles} >= {'learner-0', 'learner-1'}
+      found = parts.newcomer(2)
+      assert (found.name, found.hosts) == ('learner-2', 1)
+      assert ('X', '2') in found.environment
 
 
 def test_a_clock_is_set_from_outside(tmp_path):
@@ -131,22 +132,6 @@ def test_it_says_how_long_it_takes():
   assert 'about 24 minutes, 2 runs' in chaos_main.lasts(7.0, 2, 1.0)
 
 
-def test_what_a_killed_command_left_is_ended(tmp_path):
-  child = subprocess.Popen(
-    [sys.executable, '-c', 'import time; time.sleep(99)']
-  )
-  path = tmp_path / 'processes.json'
-  stage.note_processes(path, [child.pid])
-  [noted] = stage.noted(path)
-  stranger = stage.ProcessId(child.pid, 'another start')
-  assert stage.end_left([stranger]) == []
-  assert child.poll() is None
-  assert stage.end_left([noted]) == [child.pid]
-  assert child.wait(10.0) == -signal.SIGKILL
-  assert stage.end_left([noted]) == []
-  assert stage.noted(tmp_path / 'none.json') == []
-
-
 def test_a_killed_command_takes_its_processes_along(tmp_path):
   root = tmp_path / 'run'
   with (tmp_path / 'out').open('w') as out:
@@ -155,23 +140,29 @@ def test_a_killed_command_takes_its_processes_along(tmp_path):
       stdout=out,
       stderr=out,
     )
-    path = root / 'chaos' / 'processes.json'
     try:
       until(
-        lambda: len(stage.noted(path)) >= 4 or running.poll() is not None,
+        lambda: len(started(root)) >= 4 or running.poll() is not None,
         START_S,
         'its processes are started',
       )
+      processes = [psutil.Process(pid) for pid in started(root)]
     finally:
       running.kill()
       running.wait()
-  noted = stage.noted(path)
-  assert len(noted) >= 4, (tmp_path / 'out').read_text()
+  assert len(processes) >= 4, (tmp_path / 'out').read_text()
   until(
-    lambda: not any(each.is_running for each in noted),
+    lambda: not any(each.is_running() for each in processes),
     30.0,
     'all its processes are gone',
   )
+
+
+def started(root):
+  """Pids of the processes that a run has started."""
+  path = Workdir(root).events
+  events = read_jsonl(path) if path.exists() else []
+  return [x['pid'] for x in events if x['event'] == 'started']
 
 
 def _listeners_elsewhere(pids):
@@ -224,8 +215,7 @@ def test_a_run_of_three_minutes_holds(tmp_path):
       stderr=file,
     )
     while running.poll() is None:
-      noted = stage.noted(root / 'chaos' / 'processes.json')
-      elsewhere += _listeners_elsewhere([running.pid, *(x.pid for x in noted)])
+      elsewhere += _listeners_elsewhere([running.pid, *started(root)])
       time.sleep(1.0)
   said = out.read_text()
   assert running.returncode == 0, said
@@ -236,5 +226,4 @@ def test_a_run_of_three_minutes_holds(tmp_path):
   assert abs(real['goodput'] - simulation['goodput']) <= 0.05
   assert len({x['kind'] for x in verdict['outcomes']}) == 14
   assert [len(each['twins']) for each in verdict['losses']] == [2] * 4
-  noted = stage.noted(root / 'chaos' / 'processes.json')
-  assert not any(each.is_running for each in noted)
+  assert not any(map(psutil.pid_exists, started(root)))

@@ -9,9 +9,9 @@ from diloco import faults
 from diloco.config import lab_section
 from diloco.config.sections import ConfigError
 from diloco.faults import KINDS, Fault, RefusedFault
+from diloco.prediction.twin import SimulatedStage
 from diloco.simulator import scenario
 from diloco.simulator.swarm import SwarmStage
-from launch.chaos.simulated import SimulatedStage
 from launch.chaos.stage import RealStage
 
 pytestmark = pytest.mark.beside

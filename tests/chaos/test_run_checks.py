@@ -3,9 +3,10 @@
 
 import pytest
 
-from launch.chaos import run_checks
+from launch.chaos import checks
 from launch.chaos.live_run import WrittenStep
 from launch.supervisor import ProcessEvent
+from tests.chaos import soak_run
 
 pytestmark = pytest.mark.beside
 
@@ -51,28 +52,28 @@ def good():
 
 def test_a_good_run_has_no_findings():
   tape, steps = good(), {0: trained(9), 1: trained(3)}
-  assert run_checks.versions(tape) == []
-  assert run_checks.whole_steps(tape, TOKENS) == []
-  assert run_checks.merged_once(tape) == []
-  assert run_checks.steps_merged_once(tape, steps) == []
-  assert run_checks.tokens_balance(tape, steps, TOKENS) == []
+  assert checks.versions(tape) == []
+  assert checks.whole_steps(tape, TOKENS) == []
+  assert checks.merged_once(tape) == []
+  assert soak_run.steps_merged_once(tape, steps) == []
+  assert checks.tokens_balance(tape, steps, TOKENS) == []
 
 
 @pytest.mark.parametrize(('version', 'after'), [(1, 2), (2, 2), (4, 2)])
 def test_a_version_that_falls_stays_or_jumps_is_found(version, after):
-  (finding,) = run_checks.versions([*good(), close(5, version)])
+  (finding,) = checks.versions([*good(), close(5, version)])
   assert finding == f'fragment 0: version {version} after {after}, in round 5'
 
 
 def test_a_part_of_a_step_is_found():
   planted = share(0, 12, 3, 2) | {'c_tokens': 29}
-  (finding,) = run_checks.whole_steps([*good(), close(5, 3, planted)], TOKENS)
+  (finding,) = checks.whole_steps([*good(), close(5, 3, planted)], TOKENS)
   assert 'learner 0 is merged with 29 tokens of 3 steps of 10' in finding
 
 
 def test_a_contribution_that_is_merged_twice_is_found():
   tape = [*good(), close(5, 3, share(0, 12, 3, base=1))]
-  (finding,) = run_checks.merged_once(tape)
+  (finding,) = checks.merged_once(tape)
   assert finding.endswith('base version 1: merged in rounds 3 and 5')
 
 
@@ -80,20 +81,20 @@ def test_a_step_that_is_merged_in_two_sessions_is_found():
   """The process says hello again, and offers what was merged before."""
   steps = {0: [*trained(9), *trained(12, incarnation=2, first=10)]}
   tape = [*good(), close(5, 3, share(0, 12, 5, base=2, incarnation=2))]
-  assert run_checks.merged_once(tape) == []
-  (finding,) = run_checks.steps_merged_once(tape, steps)
+  assert checks.merged_once(tape) == []
+  (finding,) = soak_run.steps_merged_once(tape, steps)
   assert 'step 8 is merged in round 5, and was in round 3' in finding
 
 
 def test_steps_of_another_process_are_others():
   steps = {0: [*trained(9), *trained(5, incarnation=2)]}
   tape = [*good(), close(5, 3, share(0, 5, 5, base=2, incarnation=2))]
-  assert run_checks.steps_merged_once(tape, steps) == []
+  assert soak_run.steps_merged_once(tape, steps) == []
 
 
 def test_tokens_that_nobody_trained_are_found():
   steps = {0: trained(4), 1: trained(3)}  # 4 + 2 unwritten < 4 + 3 merged.
-  (finding,) = run_checks.tokens_balance(good(), steps, TOKENS)
+  (finding,) = checks.tokens_balance(good(), steps, TOKENS)
   assert (
     finding == 'learner 0, fragment 0: 70 tokens merged, at most 60 trained'
   )
@@ -125,7 +126,7 @@ def test_a_death_that_nobody_wanted_is_found(story, over, finding):
     for i, (event, detail) in enumerate([('started', 'start 1'), *story])
   ]
   expected = [] if finding is None else [f'syncer (7) {finding}']
-  assert run_checks.exits(events, over) == expected
+  assert checks.exits(events, over) == expected
 
 
 def of_two_hosts(*story):
@@ -145,8 +146,8 @@ def test_the_last_of_two_hosts_tells_of_the_first():
     ('', 'exited', 'learner-0.1 died of SIGKILL; restart 1'),
   )
   planned = of_two_hosts(('.1', 'killed', ''), dead, *other)
-  assert run_checks.exits(planned, is_over=False) == []
-  by_itself = run_checks.exits(of_two_hosts(dead, *other), is_over=False)
+  assert checks.exits(planned, is_over=False) == []
+  by_itself = checks.exits(of_two_hosts(dead, *other), is_over=False)
   assert by_itself == ['learner-0.1 (9) died of SIGKILL']
 
 
@@ -159,7 +160,7 @@ def test_an_abort_is_explained_only_where_both_hosts_leave():
     ((*told, aborts), ['learner-0 (7) died of SIGABRT']),
     ((aborts,), ['learner-0 (7) died of SIGABRT']),
   ]:
-    assert run_checks.exits(of_two_hosts(*story), False) == findings
+    assert checks.exits(of_two_hosts(*story), False) == findings
 
 
 def test_a_pid_that_comes_again_is_another_process():
@@ -175,5 +176,5 @@ def test_a_pid_that_comes_again_is_another_process():
       ]
     )
   ]
-  findings = run_checks.exits(events, is_over=False)
+  findings = checks.exits(events, is_over=False)
   assert findings == ['learner-0 (7) died of SIGKILL']

@@ -334,14 +334,13 @@ TABLE = {
   },
   # It judges runs as the simulator would, and simulates their plans.
   'launch/chaos': CONFIG
-  | SIMULATOR
   | {
     'absl',
     'diloco.config.data_section',
     'diloco.faults',
     'diloco.metrics',
     'diloco.pages.text_tables',
-    'diloco.protocol',
+    'diloco.prediction',
     'diloco.transport.sockets',
     'launch',
     'numpy',

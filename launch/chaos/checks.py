@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of what any run must satisfy, read from its folder.
 
-Each check returns its findings, each a sentence with the values; none is good.
+Each returns its findings, each a sentence with the values; none is good.
 """
 
 import collections
+import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import rich.table
 
 from diloco.metrics.token_ledger import TokenCounts
+from diloco.pages import text_tables
 from launch.chaos.live_run import WrittenStep
 from launch.supervisor import ProcessEvent
 
@@ -16,6 +20,7 @@ from launch.supervisor import ProcessEvent
 # one at whose boundary it offers, and the one before, which is recorded after
 # it.
 UNWRITTEN_STEPS_MAX = 2
+SHOWN_MAX = 5  # Findings of one check; all of them are in the JSON file.
 
 LEFT = ('exited with code 0', 'exited with code 143', 'died of SIGTERM')
 # So JAX ends a host that was told to leave, and whose other host was as well,
@@ -23,10 +28,32 @@ LEFT = ('exited with code 0', 'exited with code 143', 'died of SIGTERM')
 ABORTED = 'died of SIGABRT'
 
 
+@dataclasses.dataclass(frozen=True)
+class Check:
+  """One condition that must hold."""
+
+  name: str
+  findings: Sequence[str]  # None where it holds.
+  note: str = ''  # What was measured, good or bad.
+
+
+def table(title: str, checks: Sequence[Check]) -> rich.table.Table:
+  """Returns a row for each check."""
+  rows = []
+  for check in checks:
+    found = [check.note] if check.note else []
+    found += check.findings[:SHOWN_MAX]
+    if (more := len(check.findings) - SHOWN_MAX) > 0:
+      found.append(f'and {more} more')
+    holds = 'NO' if check.findings else 'yes'
+    rows.append((check.name, holds, '\n'.join(found)))
+  return text_tables.table(title, ('check', 'holds', 'found'), rows, left=3)
+
+
 def versions(tape: Iterable[Mapping]) -> list[str]:
   """The version of each fragment rises by one per close, and never falls."""
   findings, last = [], {}
-  for line in _closed(tape):
+  for line in closed(tape):
     p, version = line['fragment'], line['version']
     before = last.get(p, 0)
     if version != before + 1:
@@ -44,7 +71,7 @@ def whole_steps(tape: Iterable[Mapping], tokens_per_step: int) -> list[str]:
     f'round {line["round"]}: learner {share["learner"]} is merged with '
     f'{share["c_tokens"]} tokens of {share["c_steps"]} steps of '
     f'{tokens_per_step}'
-    for line in _closed(tape)
+    for line in closed(tape)
     for share in line['shares']
     if share['c_steps'] < 1
     or share['c_tokens'] != share['c_steps'] * tokens_per_step
@@ -54,7 +81,7 @@ def whole_steps(tape: Iterable[Mapping], tokens_per_step: int) -> list[str]:
 def merged_once(tape: Iterable[Mapping]) -> list[str]:
   """No two merges of one (learner, incarnation, fragment, base version)."""
   findings, seen = [], {}
-  for line in _closed(tape):
+  for line in closed(tape):
     for share in line['shares']:
       key = (
         share['learner'],
@@ -82,13 +109,13 @@ def tokens_balance(
   own. What a killed process had not written yet is allowed for.
   """
   merged = collections.Counter()
-  for line in _closed(tape):
+  for line in closed(tape):
     for share in line['shares']:
       merged[share['learner'], line['fragment']] += share['c_tokens']
   findings = []
   for (m, p), tokens in sorted(merged.items()):
     many = steps.get(m, ())
-    processes = sum(_begins(many, i) for i in range(len(many)))
+    processes = sum(begins_process(many, i) for i in range(len(many)))
     most_steps = len(many) + UNWRITTEN_STEPS_MAX * processes
     if tokens > most_steps * tokens_per_step:
       findings.append(
@@ -110,34 +137,6 @@ def tokens_explained(rows: Mapping[tuple[int, int], TokenCounts]) -> list[str]:
     for (m, p), row in sorted(rows.items())
     if row.unexplained
   ]
-
-
-def steps_merged_once(
-  tape: Iterable[Mapping], steps: Mapping[int, Sequence[WrittenStep]]
-) -> list[str]:
-  """No step of a process is in two contributions to one fragment.
-
-  Stronger than `merged_once`: it sees through a new session of the process.
-  """
-  lives = {m: _lives(many) for m, many in steps.items()}
-  until = {}  # (learner, process, fragment) -> last step, round.
-  findings = []
-  for line in _closed(tape):
-    for share in line['shares']:
-      m, incarnation = share['learner'], share['incarnation']
-      # Killed before it wrote a step: the incarnation stands for the process.
-      life = lives.get(m, {}).get(incarnation, incarnation)
-      key = m, life, line['fragment']
-      first = share['step'] - share['c_steps'] + 1
-      last, round_ = until.get(key, (0, None))
-      if first <= last:
-        findings.append(
-          f'learner {m}, fragment {key[2]}: step {first} is merged in round '
-          f'{line["round"]}, and was in round {round_} (incarnation '
-          f'{incarnation})'
-        )
-      until[key] = max(share['step'], last), line['round']
-  return findings
 
 
 def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
@@ -178,19 +177,11 @@ def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
   return findings
 
 
-def _closed(tape: Iterable[Mapping]) -> Iterable[Mapping]:
+def closed(tape: Iterable[Mapping]) -> Iterator[Mapping]:
+  """Yields the lines of the rounds that closed."""
   return (line for line in tape if line['kind'] == 'Publish')
 
 
-def _begins(steps: Sequence[WrittenStep], i: int) -> bool:
+def begins_process(steps: Sequence[WrittenStep], i: int) -> bool:
   """Returns True if a process's first recorded step is at `i`."""
   return i == 0 or steps[i].step <= steps[i - 1].step
-
-
-def _lives(steps: Sequence[WrittenStep]) -> dict[int, int]:
-  """Returns the count of the process of each incarnation."""
-  life, found = 0, {}
-  for i, step in enumerate(steps):
-    life += _begins(steps, i)
-    found.setdefault(step.incarnation, life)
-  return found
