@@ -19,8 +19,8 @@ from diloco.metrics.workdir import Workdir
 from diloco.run.spec import check_text, load_text
 from experiments import quickstart, tests_tiny
 from launch.local import lacks_evaluation, occupy, still_due
+from launch.preflight import free_address
 from launch.program import on_this_machine, program
-from launch.role_processes import free_address
 
 pytestmark = pytest.mark.beside
 

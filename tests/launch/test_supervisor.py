@@ -16,8 +16,7 @@ from diloco.syncer import storage
 from experiments import tests_tiny
 from launch.exit_policy import FINISHED, after_exit, describe_exit
 from launch.program import Role, program
-from launch.role_processes import RoleProcesses
-from launch.supervisor import Supervisor, rotate_log
+from launch.supervisor import RoleProcesses, Supervisor, rotate_log
 from tests.waiting import until
 
 pytestmark = pytest.mark.beside

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from launch.parent_death import dying_with_parent
-from launch.role_processes import free_address
+from launch.preflight import free_address
 from tests.netbench.delayed_wires import CLONE_NEWNET, DelayedWires
 
 MEMBERS_MAX = 60  # Four addresses each, of one range of 256.
