@@ -173,9 +173,10 @@ TABLE = {
     *SIMULATOR,
   },
   'diloco/prediction': {
+    'diloco.faults',
     'diloco.metrics',
     'diloco.pages.parts',
-    'numpy',
+    'diloco.protocol',
     *CONFIG,
     *SIMULATOR,
   },
