@@ -15,7 +15,7 @@ elsewhere too.
   chips        which of this machine's accelerators its learners get
   real_sweep   the runs of a sweep, one after the other
   chaos        the command that runs processes under a plan of faults
-  supervisor   keeps its roles alive; `role_processes` are those of one
+  supervisor   keeps its roles alive
   parent_death ends children whose launcher died
   exit_policy  exit codes, and what is done about an exit
   progress     shows a run as it goes

@@ -45,8 +45,8 @@ from diloco.sweeps import sweep_flags
 from launch import chips, epochs, preflight, session
 from launch import program as launch_program
 from launch.chips import LocalDevices
+from launch.preflight import check_metrics_ports, free_address
 from launch.program import Program, program
-from launch.role_processes import check_metrics_ports, free_address
 
 # Locks a run's folder, and checks that it belongs to this run.
 

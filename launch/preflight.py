@@ -5,19 +5,22 @@ Its processes would say the same, each in its log, after seconds or minutes.
 """
 
 import ast
+import errno
 import importlib.util
 import ipaddress
 import os
 import pathlib
 import re
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from diloco.config import data_section, flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
+from diloco.transport import sockets
 from launch import chips
-from launch.program import FORCED, XLA_FLAGS, Processes
+from launch.program import FORCED, XLA_FLAGS, Processes, Role
 
 
 def check(config: RunConfig) -> None:
@@ -155,3 +158,50 @@ def check_devices(
           'the mesh has out of CPU cores'
         ]
       )
+
+
+def free_address(host: str, port: int) -> str:
+  """Returns a free 'host:port'; port 0 finds any.
+
+  Raises:
+    ConfigError: the host is unknown, not of this machine, or the port taken.
+  """
+  try:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+  except socket.gaierror as error:
+    raise ConfigError(
+      [f'transport.host={host!r}: can not be resolved ({error.strerror})']
+    ) from None
+  family, *_, address = found[0]
+  try:
+    free = port or sockets.free_port(address[0])
+    socket.create_server((address[0], free), family=family).close()
+  except OSError as error:
+    raise ConfigError([_refused(host, port, error)]) from None
+  return sockets.join(host, free)
+
+
+def check_metrics_ports(roles: Sequence[Role]) -> None:
+  """Refuses ports of /metrics at which something listens.
+
+  Raises:
+    ConfigError: names the first.
+  """
+  for role in roles:
+    for port in range(role.metrics_port, role.metrics_port + role.hosts):
+      with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+          probe.bind((sockets.LOOPBACK, port))
+        except OSError as error:
+          raise ConfigError(
+            [f'--metrics_port: port {port} of {role.name}: {error.strerror}']
+          ) from None
+
+
+def _refused(host: str, port: int, error: OSError) -> str:
+  if error.errno == errno.EADDRINUSE:
+    return f'transport.port={port}: is in use on {host}; 0 finds a free one'
+  if error.errno == errno.EADDRNOTAVAIL:
+    return f'transport.host={host!r}: is no address of this machine'
+  return f'transport.host={host!r}, transport.port={port}: {error.strerror}'

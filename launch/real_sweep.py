@@ -21,7 +21,7 @@ from diloco.sweeps.making import Sweep, SweepRun
 from diloco.sweeps.sweep import BadResult
 from launch import local, preflight, session
 from launch import program as launch_program
-from launch.role_processes import free_address
+from launch.preflight import free_address
 
 LOG = 'logs/launcher.log'  # In the folder of a run.
 LOG_WIDTH = 120  # Of the tables in a log.

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the roles of a run alive, and leaves no process behind."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
+import secrets
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 
+from diloco.config.hardware import GROUP_SECRET
+from diloco.transport import sockets
 from launch.exit_policy import (
   DEAD,
   FINISHED,
@@ -20,10 +25,12 @@ from launch.exit_policy import (
   after_exit,
   describe_exit,
   has_left,
+  severity,
 )
+from launch.parent_death import dying_with_parent
 from launch.program import Role
-from launch.role_processes import GroupExit, RoleProcesses
 
+Tell = Callable[[str, str, int, str], None]  # Process, event, pid, detail.
 LINGER_S = 30.0  # From the run's end until remaining processes are stopped.
 POLL_S = 0.05
 DISMISSED = 'it was dismissed'  # The end of an event's detail.
@@ -51,6 +58,164 @@ class ProcessState:
   state: str  # One of `exit_policy`.
   pid: int | None  # Of its first process; None unless running.
   starts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessExit:
+  """A process that was reaped."""
+
+  process: str
+  pid: int
+  code: int  # −n: by signal n.
+
+
+class RoleProcesses:
+  """The processes of one role, which live and die together.
+
+  A learner of several hosts is one computation: if one of its processes is
+  dead, the others wait for it in a collective until a heartbeat is missed. So
+  the first death ends all of them at once; nothing of theirs is worth saving. A
+  process that leaves in good order gives the others time to do the same.
+
+  Attributes:
+    start_at_s: when they are started again, on the monotonic clock.
+
+  Args:
+    tell: is told what happens to each process.
+    leave_s: how long the others may go on after one has left in good order.
+  """
+
+  def __init__(self, role: Role, tell: Tell, leave_s: float):
+    self.role = role
+    self.state = WAITING
+    self.start_at_s = 0.0
+    self.starts = 0
+    self._tell = tell
+    self._leave_s = leave_s
+    self._running: dict[str, subprocess.Popen] = {}
+    self._exits: list[ProcessExit] = []  # Of this start.
+    self._told_to_leave = False
+    self._leave_at_s = float('inf')  # On the monotonic clock.
+    self._coordinator = ''
+
+  @property
+  def pid(self) -> int | None:
+    """The pid of its first running process; None: none runs."""
+    return next((popen.pid for popen in self._running.values()), None)
+
+  def start(
+    self, log: Callable[[str], pathlib.Path], environment: Mapping[str, str]
+  ) -> None:
+    """Starts all processes; they find each other at an address of their own.
+
+    Args:
+      log: path of a process's log, by its name.
+      environment: of every process, but for what the role adds.
+    """
+    role = self.role
+    if role.hosts > 1:
+      last = self._coordinator
+      while self._coordinator == last:  # Another one at each start.
+        port = sockets.free_port(sockets.LOOPBACK)
+        self._coordinator = sockets.join(sockets.LOOPBACK, port)
+      environment = {**environment, GROUP_SECRET: secrets.token_hex(16)}
+    self._exits.clear()
+    self._told_to_leave = False
+    self._leave_at_s = float('inf')
+    self.state = RUNNING
+    self.starts += 1
+    for host in range(role.hosts):
+      name = role.process(host)
+      path = log(name)
+      path.parent.mkdir(parents=True, exist_ok=True)
+      with path.open('ab') as file:
+        self._running[name] = subprocess.Popen(
+          dying_with_parent(role.command(host, self._coordinator)),
+          stdin=subprocess.DEVNULL,
+          stdout=file,
+          stderr=subprocess.STDOUT,
+          env={**environment, **role.variables(host)},
+          process_group=0,
+        )
+      detail = f'start {self.starts}'
+      self._tell(name, 'started', self._running[name].pid, detail)
+
+  def send(self, number: signal.Signals, event: str, reason: str) -> None:
+    """Signals all processes that run, each announced beforehand."""
+    self._told_to_leave |= number == signal.SIGTERM
+    for name, popen in self._running.items():
+      self._tell(name, event, popen.pid, reason)
+      _signal_group(popen, number)
+
+  def reap(self) -> list[ProcessExit]:
+    """Notices exits, and ends all processes once one has ended.
+
+    Returns:
+      All exits in order once no process is left; they are returned once. The
+      last of them has not been announced yet.
+    """
+    ended = [n for n, each in self._running.items() if _has_exited(each)]
+    for name in ended:
+      self._reap_process(name)
+    if self._running and ended:
+      self._end_the_others()
+    if self._running and time.monotonic() >= self._leave_at_s:
+      self.kill('the others have left')
+    if self._running or self.state != RUNNING:
+      return []
+    self.state = DEAD
+    return list(self._exits)
+
+  def kill(self, reason: str) -> None:
+    """Ends all processes at once, and reaps them."""
+    self.send(signal.SIGKILL, 'stopped', f'SIGKILL: {reason}')
+    for name in list(self._running):
+      self._reap_process(name)
+
+  def _end_the_others(self) -> None:
+    """Kills the others after a death; after a departure, lets them leave."""
+    worst = _worst(self._exits)
+    if not has_left(worst.code):
+      self.kill(f'{worst.process} is dead')
+      return
+    leave_at_s = time.monotonic() + self._leave_s
+    self._leave_at_s = min(self._leave_at_s, leave_at_s)
+    if worst.code and not self._told_to_leave:
+      reason = f'SIGTERM: {worst.process} has left'
+      self.send(signal.SIGTERM, 'stopped', reason)
+
+  def _reap_process(self, name: str) -> None:
+    """Ends what is left of a process's group, then reaps the process."""
+    # In this order: as long as the leader is not reaped, its group's id can't
+    # belong to another process.
+    popen = self._running[name]
+    if popen.returncode is None:
+      _signal_group(popen, signal.SIGKILL)
+    ended = ProcessExit(name, popen.pid, popen.wait())
+    del self._running[name]
+    self._exits.append(ended)
+    if self._running:
+      self._tell(name, 'exited', ended.pid, describe_exit(ended.code))
+
+
+def _worst(exits: Sequence[ProcessExit]) -> ProcessExit:
+  """Returns the one by which all processes of a role are judged."""
+  return max(exits, key=lambda each: severity(each.code))
+
+
+def _has_exited(popen: subprocess.Popen) -> bool:
+  """Returns True if a child has exited, without reaping it where possible."""
+  if not hasattr(os, 'waitid'):  # macOS before Python 3.13.
+    return popen.poll() is not None
+  flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+  return os.waitid(os.P_PID, popen.pid, flags) is not None
+
+
+def _signal_group(popen: subprocess.Popen, number: signal.Signals) -> None:
+  """Signals the group of a child that was not reaped yet."""
+  # Without rights or members: only a zombie is left of the group.
+  with contextlib.suppress(ProcessLookupError, PermissionError):
+    os.killpg(popen.pid, number)
 
 
 class Supervisor:
@@ -195,7 +360,7 @@ class Supervisor:
           ended = group.reap()
         if ended:
           group.state = STOPPED
-          last = ended.last
+          last = ended[-1]
           how = describe_exit(last.code)
           self._tell(last.process, 'exited', last.pid, how)
       time.sleep(POLL_S)
@@ -207,9 +372,9 @@ class Supervisor:
     assert group.state == RUNNING, f'{name} is not running'
     group.send(number, event, reason)
 
-  def _judge(self, group: RoleProcesses, ended: GroupExit) -> None:
+  def _judge(self, group: RoleProcesses, ended: list[ProcessExit]) -> None:
     """Decides what becomes of processes that have ended."""
-    judged, last = ended.judged, ended.last
+    judged, last = _worst(ended), ended[-1]
     if group.role.name in self._dismissed and has_left(judged.code):
       group.state = DEAD
       how = describe_exit(last.code)

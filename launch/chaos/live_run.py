@@ -17,8 +17,8 @@ from diloco.config.run_config import RunConfig
 from diloco.metrics import files, names
 from diloco.metrics.jsonl import Tail
 from diloco.metrics.workdir import Workdir, learner_name
+from launch.preflight import free_address
 from launch.program import Program, Role, program
-from launch.role_processes import free_address
 from launch.session import RunFailed
 from launch.supervisor import ProcessEvent, Supervisor
 

@@ -2,23 +2,31 @@
 """`python -m diloco COMMAND`, and `train` on a text of one's own."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
-from importlib.metadata import version
 
 import pytest
 
 import diloco.__main__ as commands
+from diloco import __version__
 from diloco.config import run_config
-from launch import train
+from diloco.metrics import names
+from diloco.metrics.status import Evaluation
+from diloco.metrics.workdir import EVALUATOR, Workdir
+from experiments import train as train_config
+from launch import epochs, train
+from tests.launch.forked import run_all
 
 pytestmark = pytest.mark.beside
 
 ROOT = pathlib.Path(__file__).parents[2]
+# What commands import, once for all of them.
+HEAVY = ('launch.session', 'diloco.run.spec', 'jax', 'optax')
 WORDS = 'the learner and the syncer of one fragment and a round '
 
 
@@ -41,51 +49,39 @@ def test_all_commands_are_there_and_listed(tmp_path):
   for name, (module, text) in commands.COMMANDS.items():
     assert importlib.util.find_spec(module), module
     assert f'  {name:14}{text}\n' in done.stdout
-  assert call(tmp_path, '--version').stdout == f'diloco {version("diloco")}\n'
-
-
-HELPS = """
-import os, pathlib, runpy, sys
-from diloco.__main__ import COMMANDS
-import jax, optax, orbax.checkpoint, flax  # Once for all.
-for name, (module, _) in COMMANDS.items():
-  for flag in ('--help', '-h', '--version'):
-    if not (child := os.fork()):
-      with open(f'{name}{flag}', 'w') as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        sys.argv = [name, flag]
-        runpy.run_module(module, run_name='__main__', alter_sys=True)
-      os._exit(99)  # It went on.
-    print(name, flag, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
+  assert call(tmp_path, '--version').stdout == f'diloco {__version__}\n'
 
 
 def test_each_command_lists_every_flag(tmp_path):
-  done = subprocess.run(
-    [sys.executable, '-c', HELPS],
-    cwd=tmp_path,
-    env=os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'},
-    capture_output=True,
-    text=True,
+  names = list(commands.COMMANDS)
+  calls = [[commands.COMMANDS[name][0], '--help'] for name in names]
+  calls += [['launch.train', word] for word in ('-h', '--version')]
+  *found, short, version_said = run_all(
+    calls, HEAVY, cwd=tmp_path, JAX_PLATFORMS='cpu'
   )
-  assert done.returncode == 0, done.stderr
-  codes = [line.split() for line in done.stdout.splitlines()]
-  said = {(n, f): (tmp_path / f'{n}{f}').read_text() for n, f, _ in codes}
-  assert not [(*words, said[words[0], words[1]][-300:])
-              for words in codes if words[2] != '0']  # fmt: skip
-  assert len(codes) == 3 * len(commands.COMMANDS)
+  assert [(name, ended.err[-300:])
+          for name, ended in zip(names, found) if ended.code] == []  # fmt: skip
+  said = {name: ended.out for name, ended in zip(names, found)}
+  assert short.out == said['train']
+  assert version_said.out == f'diloco {__version__}\n'
   for name, (module, _) in commands.COMMANDS.items():
-    assert said[name, '--help'] == said[name, '-h']
     spec = importlib.util.find_spec(module)
     if spec.submodule_search_locations:
       spec = importlib.util.find_spec(f'{module}.__main__')
     source = pathlib.Path(spec.origin).read_text()
     defined = re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source)
-    shown = re.findall(r'^  --(?:\[no\])?(\w+)', said[name, '--help'], re.M)
+    shown = re.findall(r'^  --(?:\[no\])?(\w+)', said[name], re.M)
     assert {*defined} <= {*shown}, name
-  for flag in ('page', 'workdir', 'config', 'metrics_port', 'steps', 'lr'):
-    assert re.search(rf'^  --{flag}\b', said['train', '--help'], re.M), flag
+  given = ('page', 'workdir', 'config', 'metrics_port', 'hosts', 'token_file')
+  for name, more in (
+    ('train', ('steps', 'lr', 'resume')),
+    ('local', ('sweep', 'seeds')),
+    ('launch', ('to', 'accelerator', 'zone', 'sbatch', 'queue')),
+  ):
+    for flag in (*given, *more):
+      assert re.search(rf'^  --{flag}\b', said[name], re.M), (name, flag)
+    texts = re.findall(r'^  --.*\n      (.*)', said[name], re.MULTILINE)
+    assert not [text for text in texts if text.startswith(('Of ', 'From '))]
 
 
 def test_a_command_that_went_names_its_successor(tmp_path):
@@ -226,17 +222,14 @@ def test_the_next_commands_can_be_copied(
   assert {line.split()[0] for line in lines[1::2]} == {program.format(tmp_path)}
 
 
-def test_the_quickstart_ends_with_them():
-  text = (ROOT / 'launch' / 'quickstart.sh').read_text()
-  assert 'python -m launch.train --config=experiments/quickstart.py' in text
-
-
-def test_too_short_a_text_is_refused_at_once(tmp_path):
-  (tmp_path / 'short.txt').write_text(WORDS)
-  done = call(tmp_path, 'train', 'short.txt')
-  assert done.returncode == 78
-  assert 'bytes are too short, a text needs 4267' in done.stderr
-  assert not (tmp_path / 'runs').exists()
+@pytest.mark.parametrize('module', ['launch.train', 'diloco.lab'])
+def test_a_folder_that_can_not_be_written_to(tmp_path, module):
+  tiny = f'--config={ROOT}/experiments/tests_tiny.py'
+  call_ = [module, tiny, '--workdir=/proc/nope']
+  (done,) = run_all([call_], cwd=tmp_path, JAX_PLATFORMS='cpu')
+  assert done.code == 78, done.out + done.err
+  assert done.err.startswith('error: --workdir=/proc/nope: no run can be')
+  assert done.err.count('\n') == 1, done.err
 
 
 def test_a_text_is_trained_on_and_sampled(tmp_path):
@@ -255,3 +248,72 @@ def test_a_text_is_trained_on_and_sampled(tmp_path):
   assert 'What the model writes:' in done.stdout
   assert 'generate runs/book --prompt' in done.stdout
   assert (tmp_path / 'runs' / 'book' / 'summary.json').exists()
+
+
+# A text is not read so often that the model gets worse on any other.
+
+
+def config_of(path, **protocol):
+  given = train_config.get_config()
+  given.data.update(source='text', path=str(path))
+  given.protocol.update(**protocol)
+  return run_config.build(given)
+
+
+@pytest.fixture
+def text(tmp_path):
+  path = tmp_path / 'book.txt'
+  path.write_bytes(b'a' * 35_000)
+  return path
+
+
+def test_a_small_text_has_fewer_steps(text, tmp_path):
+  # 33,600 bytes are trained on; a step of 2 learners takes 2 * 8 * 128.
+  config = config_of(text)
+  assert epochs.epochs_of(config) == pytest.approx(800 * 2048 / 33_600)
+  assert epochs.steps_for(config) == 10 * 33_600 // 2048 == 164
+  assert '800 steps read the 33,600 bytes of text 48.8 times; more than 10' in (
+    epochs.line(config)
+  )
+  assert 'more than' not in epochs.line(config_of(text, total_steps=164))
+  text.write_bytes(b'a' * 1_000_000)
+  assert epochs.steps_for(config) == 800
+  text.write_bytes(b'a' * 4267)
+  assert epochs.steps_for(config) == 24, 'one cycle of H'
+
+
+def test_train_takes_them_unless_steps_are_given(text):
+  def keys(*words):
+    given = train.arguments(['train', str(text), '--workdir=w', *words])
+    return [w for w in given if 'steps' in w]
+
+  assert keys() == [
+    '--config.inner.warmup_steps=16', '--config.protocol.total_steps=164',
+  ]  # fmt: skip
+  assert keys('--learners=4') == [
+    '--config.inner.warmup_steps=8', '--config.protocol.total_steps=82',
+  ]  # fmt: skip
+  assert keys('--steps=800') == ['--config.protocol.total_steps=800']
+  text.write_bytes(b'a' * 1_000_000)
+  assert keys() == []
+
+
+def test_a_loss_that_rose_is_called_over_fitted(tmp_path):
+  workdir = Workdir(tmp_path)
+  evaluation = Evaluation(1, 5.5, 5.265, None, None)
+  assert epochs.over_fitted(workdir, evaluation) is None, 'nothing is known'
+  path = workdir.metrics(EVALUATOR)
+  path.parent.mkdir()
+  curve = {20: 5.3433, 160: 2.3982, 200: 2.5529, 400: 5.2645}
+  path.write_text(
+    ''.join(
+      json.dumps({'step': step, names.EVAL_LOSS: loss}) + '\n'
+      for step, loss in curve.items()
+    )
+  )
+  assert epochs.over_fitted(workdir, evaluation) == (
+    'the loss on held-out text rose from its minimum 2.398 at step 160 to '
+    '5.265: over-fitted. More text, or about 160 steps, give a better model'
+  )
+  good = Evaluation(1, 5.5, 2.41, None, None)
+  assert epochs.over_fitted(workdir, good) is None
