@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How old are merged contributions in training, and from how many learners?
 
-This asks the question of `offer_age.py` of runs that train, with the lab's
-delays: 0.01 step for a message, 0.1 for a fragment. Learners have the same
-speed, and their steps vary by 5 %; H = 24. The model is a small quadratic:
-times are simulated, so that the computation has no influence on ages. The end
-of each run is included, where every learner offers each fragment once more.
+Of runs that train, with the lab's delays: 0.01 step for a message, 0.1 for a
+fragment. Learners have the same speed, and their steps vary by 5 %; H = 24.
+The model is a small quadratic: times are simulated, so that the computation
+has no influence on ages. The end of each run is included, where every learner
+offers each fragment once more.
 
 Look at: mean age, share of contributions older than 1.5 steps, participation.
 

@@ -195,12 +195,10 @@ class HeterogeneousStudy(Study):
 
   settings: tuple[str, ...] = SETTINGS  # The rows of the table.
   steps: int = 2000  # Inner steps of the fastest learner.
-  timeline_s: float = 30.0  # Drawn, of each run.
 
   def broken_rules(self):
     yield from super().broken_rules()
     yield from self._at_least(1, 'steps')
-    yield from self._positive('timeline_s')
     if not self.settings:
       yield f'settings=(): must be some of {self.SETTINGS}'
     for setting in self.settings:
@@ -228,32 +226,11 @@ class ScavengingStudy(Study):
       yield f'begin={self.begin}, end={self.end}: must be 0 ≤ begin < end ≤ 1'
 
 
-@dataclasses.dataclass(frozen=True)
-class OfferAgeStudy(Study):
-  """The age of what a round merges."""
-
-  learners: tuple[int, ...] = (2, 4, 8, 16)  # M; with K = 1 and K = M/2.
-  fragments: tuple[int, ...] = (1, 2, 4, 8, 24)  # P, one row each.
-  overlaps: tuple[int, ...] = (1, 6)  # τ over the near link, that of `network`.
-  far_steps: float = 0.7  # Latency of the far link, one way, in inner steps.
-  far_overlap: int = 4  # τ over it.
-  steps: int = 960  # Inner steps of a run.
-
-  def broken_rules(self):
-    yield from super().broken_rules()
-    yield from self._each('learners', 1)
-    yield from self._each('fragments', 1)
-    yield from self._each('overlaps', 0)
-    yield from self._at_least(0, 'far_steps', 'far_overlap')
-    yield from self._at_least(1, 'steps')
-
-
 STUDIES = {
   'goodput': GoodputStudy,
   'bandwidth': BandwidthStudy,
   'heterogeneous': HeterogeneousStudy,
   'scavenging': ScavengingStudy,
-  'offer_age': OfferAgeStudy,
 }
 # What differs from a run: the paper's settings.
 PROTOCOL = sections.defaults(ProtocolConfig) | {

@@ -11,6 +11,7 @@ from diloco.fleets.failures import Death, FaultEvents
 from diloco.fleets.speeds import Speeds
 from diloco.fleets.tally import LearnerCount, Tally
 from diloco.metrics import goodput as metrics_goodput
+from diloco.metrics.ages import total as ages_total
 from diloco.protocol.config import ProtocolConfig
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.network import SYNCER, Links, Network
@@ -93,6 +94,7 @@ class FleetResult:
     taken = [self.participation(m) for m in self.learners]
     merged = sum(count.merged for count in self.learners.values())
     staleness = sum(count.staleness for count in self.learners.values())
+    ages = ages_total(count.ages for count in self.learners.values())
     return {
       'goodput': self.goodput,
       'uptime': self.uptime,
@@ -103,6 +105,8 @@ class FleetResult:
       'participation': statistics.fmean(taken),
       'participation_least': min(taken),
       'staleness': staleness / merged if merged else None,
+      'age': ages.mean_steps,
+      'old': ages.old_share,
       'learner_out_gbps': statistics.fmean(self._gbps('out', False, 'mean')),
       'learner_in_gbps': statistics.fmean(self._gbps('in', False, 'mean')),
       'syncer_in_peak_gbps': max(self._gbps('in', True, 'peak')),
