@@ -43,7 +43,6 @@ GROUPS = {
   'Prepare data': {
     'write-records': ('diloco.write_records', 'makes files of documents'),
     'index-data': ('diloco.index_data', 'indexes files of documents'),
-    'make-task': ('diloco.make_task', 'makes a file of questions of a text'),
   },
   'Plan': {
     'plan': ('diloco.plan', 'says what a run would need'),

@@ -11,7 +11,6 @@ import pytest
 from diloco.checkpoint import arrays as checkpoint_arrays
 from diloco.checkpoint import store
 from diloco.learner import restore
-from diloco.learner.held_state import StateHolder
 from tests.checkpoint import lone_learner
 
 pytestmark = pytest.mark.alone
@@ -133,27 +132,6 @@ def test_the_same_buffers_are_used_by_all_saves(learner):
   assert sets[2:] == [sets[0], sets[1], sets[0]]
 
 
-def test_a_learner_does_not_call_a_checkpoint_saved_before_it_is(learner, gate):
-  learner.loop._save()
-  learner.steps(2)
-  assert learner.loop._newest_saved() == 0
-  gate.put(None)
-  assert learner.records.wait(SAVE_S)
-  assert learner.loop._newest_saved() == learner.loop._saving_step > 0
-
-
-def test_no_save_begins_beside_another_and_none_waits(learner, gate):
-  learner.loop._save()
-  learner.steps(2)
-  before = learner.loop._saving_step
-  learner.loop._save()
-  assert learner.loop._saving_step == before
-  assert 'the save before is still under way' in learner.said[0]
-  gate.put(None)
-  assert learner.records.wait(SAVE_S)
-  assert learner.loop._state.holder.ready
-
-
 def test_a_save_that_fails_says_why_and_gives_its_buffers_back(learner, gate):
   learner.loop._save()
   learner.steps(1)
@@ -202,56 +180,6 @@ def test_a_newcomer_is_given_the_state_of_its_boundary(learner):
   held.release()
   held.release()
   assert loop._state.holder.ready
-
-
-def test_a_save_that_is_due_waits_for_a_newcomers_donor(learner, gate):
-  loop = learner.loop
-  held = loop._state.holder.hold_state(loop._state.inner_state)
-  learner.steps(1)
-  loop._save_if_due()
-  assert not learner.records.saving
-  held.release()
-  loop._save_if_due()
-  assert learner.records.saving
-  gate.put(None)
-
-
-def test_a_device_that_has_no_room_for_a_copy_lets_the_loop_copy(run_spec):
-  """The stand-in pretends to be an accelerator."""
-  copies = []
-  device = types.SimpleNamespace(
-    on_cpu=False,
-    compile_copy_all=lambda: None,
-    copy_all=lambda params, state: copies.pop(),
-  )
-  holder = StateHolder(device)
-  copies[:] = [('θ', 'moments'), None]
-  held = holder.hold('params', 'state')
-  assert (held.params, held.inner_state) == ('params', 'state')
-  assert held.release is None
-  held = holder.hold('params', 'state')
-  assert (held.params, held.inner_state) == ('θ', 'moments')
-
-
-def test_the_last_save_waits_for_the_other_hosts_first(learner, monkeypatch):
-  """A host that is still saving would not begin another."""
-  loop, order = learner.loop, []
-
-  def spied(owner, name):
-    call = getattr(owner, name)
-
-    def noted(*arguments):
-      order.append((name, arguments[0]))
-      return call(*arguments)
-
-    monkeypatch.setattr(owner, name, noted)
-
-  spied(loop._hosts, 'wait_until_saved')
-  spied(loop._records, 'save')
-  before, now = loop._saving_step, loop._step
-  assert loop._notice_s > 0
-  loop._save_last()
-  assert order == [('wait_until_saved', before), ('save', now)]
 
 
 def test_hosts_go_on_from_one_step_and_set_newer_ones_aside(run_spec, learner):
