@@ -45,7 +45,6 @@ class FleetConfig(Section):
   slow_gap: ShareBelow1 = 0.18
   # Standard deviation of a step's length, as a share.
   jitter: ShareBelow1 = 0.0
-  drift: NonNegative = 0.0  # The same, per √hour, of a learner's speed.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +69,9 @@ class FailuresConfig(Section):
   # Distribution of the time until a slice is back.
   repair: one_of(REPAIRS) = 'exponentiated_weibull'
   repair_s: NonNegative = 66.3  # Mean; with one pause 80 s, our fit to Table 1.
-  # k and a of the exponentiated Weibull, P(x) = (1 − e^−(x/l)^k)^a; the paper
-  # names the distribution, not its parameters.
+  # k of the exponentiated Weibull, P(x) = 1 − e^−(x/l)^k; the paper names the
+  # distribution, not its parameters: here its power is 1.
   repair_shape: Positive = 1.5
-  repair_power: Positive = 1.0  # 1: a plain Weibull.
-  # True: an interrupted step is made again; else its loss is part of pause_s.
-  redoes_step: bool = False
   syncer_mtbi_hours: Unlimited = math.inf  # Between two deaths of the syncer.
   syncer_outage_s: NonNegative = 30.0  # Until it listens again.
   trace: str = ''  # CSV of a cluster's failures; '': they are drawn.

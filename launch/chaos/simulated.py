@@ -205,7 +205,7 @@ class SimulatedStage:
     def step():
       process = cluster.learners[learner]
       if not process.gone:
-        cluster.go_on(learner, redoes_step=False)
+        cluster.go_on(learner)
 
     cluster.sim.after(self._speed.hello_s, hello)
     cluster.sim.after(self._speed.learner_start_s, step)
@@ -329,7 +329,7 @@ def _speeds(
 
   def of(learner: int) -> Callable[[float], float]:
     rng = random.Random(f'steps of {learner}, {seed}')
-    speeds = Speeds(step_s[learner], jitter, 0.0, rng)
+    speeds = Speeds(step_s[learner], jitter, rng)
 
     def next_s(now_s: float) -> float:
       factor = faults.SLOWER if learner in slow else 1.0

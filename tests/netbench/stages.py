@@ -181,7 +181,7 @@ class MachineStage:
       observer=self._seen,
       options=ClusterOptions(
         speeds={
-          m: Speeds(step_s, JITTER, 0.0, random.Random(rng.random())).next_s
+          m: Speeds(step_s, JITTER, random.Random(rng.random())).next_s
           for m, step_s in enumerate(setting.steps_s)
         },
         tokens_per_step=TOKENS,
