@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from diloco.config.sections import ConfigError
-from diloco.sizing import syncer_machine
+from diloco.sizing import memory
 from launch import job
 from launch.backends import BACKENDS, base
 from launch.backends.base import CommandFailed
@@ -305,7 +305,7 @@ def test_arguments_pass_as_they_are():
 def test_less_than_the_planner_says_is_said():
   config = a_large_config('v5e-32')
   planned, place = (
-    syncer_machine.of_config(config),
+    memory.of_config(config),
     a_large_launch('v5e-32').syncer.resources,
   )
   assert place.memory_gib == planned.memory_gib > 100

@@ -54,8 +54,7 @@ PLANNED = {
   'diloco.fleets.systems',
   'diloco.fleets.traffic',
   'diloco.protocol',
-  'diloco.sizing.host_memory',
-  'diloco.sizing.syncer_machine',
+  'diloco.sizing.memory',
   *CODEC_SIZES,
 }
 LOW = {
@@ -283,19 +282,17 @@ TABLE = {
     'jax',
     'numpy',
   },
-  'diloco/sizing/host_memory.py': set(),
   # Arithmetic, and its text: no jax.
   'diloco/sizing/planner.py': PLANNED | {'diloco.models.flops'},
   'diloco/sizing/plan_text.py': PLANNED | {'diloco.sizing.planner'},
   # Launchers ask it, too: no jax.
-  'diloco/sizing/syncer_machine.py': CONFIG
+  'diloco/sizing/memory.py': CONFIG
   | {
     'diloco.models.kinds',
     'diloco.numerics.codec',
     'diloco.numerics.fragments',
     'diloco.numerics.optimizers',
     'diloco.numerics.shard_assignment',
-    'diloco.sizing.host_memory',
   },
   'diloco': LOW
   | CONFIG
@@ -324,7 +321,7 @@ TABLE = {
     'diloco.pages.text_tables',
     'diloco.protocol',
     'diloco.run.exposure',
-    'diloco.sizing.syncer_machine',
+    'diloco.sizing.memory',
     'diloco.sweeps',
     'diloco.transport.planes',
     'diloco.transport.sockets',
