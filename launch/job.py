@@ -17,8 +17,8 @@ from diloco.config.hardware import TOPOLOGIES, V5E, V5P, V6E, Topology
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
-from diloco.sizing import syncer_machine
-from diloco.sizing.syncer_machine import SyncerMachine
+from diloco.sizing import memory
+from diloco.sizing.memory import SyncerMachine
 from diloco.transport import planes
 from launch import program
 from launch.program import EVALUATOR, LEARNER, SHARD, SYNCER, Task
@@ -371,7 +371,7 @@ def _syncer_machine(config: RunConfig) -> SyncerMachine | None:
     ConfigError: the model can not be cut as configured.
   """
   try:
-    return syncer_machine.of_config(config)
+    return memory.of_config(config)
   except ValueError as error:
     raise ConfigError([str(error)]) from None
 

@@ -45,7 +45,6 @@ class FleetConfig(Section):
   slow_gap: ShareBelow1 = 0.18
   # Standard deviation of a step's length, as a share.
   jitter: ShareBelow1 = 0.0
-  drift: NonNegative = 0.0  # The same, per √hour, of a learner's speed.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,12 +69,9 @@ class FailuresConfig(Section):
   # Distribution of the time until a slice is back.
   repair: one_of(REPAIRS) = 'exponentiated_weibull'
   repair_s: NonNegative = 66.3  # Mean; with one pause 80 s, our fit to Table 1.
-  # k and a of the exponentiated Weibull, P(x) = (1 − e^−(x/l)^k)^a; the paper
-  # names the distribution, not its parameters.
+  # k of the exponentiated Weibull, P(x) = 1 − e^−(x/l)^k; the paper names the
+  # distribution, not its parameters: here its power is 1.
   repair_shape: Positive = 1.5
-  repair_power: Positive = 1.0  # 1: a plain Weibull.
-  # True: an interrupted step is made again; else its loss is part of pause_s.
-  redoes_step: bool = False
   syncer_mtbi_hours: Unlimited = math.inf  # Between two deaths of the syncer.
   syncer_outage_s: NonNegative = 30.0  # Until it listens again.
   trace: str = ''  # CSV of a cluster's failures; '': they are drawn.
@@ -166,7 +162,6 @@ class HeterogeneousStudy(Study):
 
   settings: some_of(SETTINGS) = SETTINGS  # The rows of the table.
   steps: Count = 2000  # Inner steps of the fastest learner.
-  timeline_s: Positive = 30.0  # Drawn, of each run.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,26 +180,11 @@ class ScavengingStudy(Study):
       yield f'begin={self.begin}, end={self.end}: must be 0 ≤ begin < end ≤ 1'
 
 
-@dataclasses.dataclass(frozen=True)
-class OfferAgeStudy(Study):
-  """The age of what a round merges."""
-
-  learners: each_at_least(1) = (2, 4, 8, 16)  # M; with K = 1 and K = M/2.
-  fragments: each_at_least(1) = (1, 2, 4, 8, 24)  # P, one row each.
-  # τ over the near link, that of `network`.
-  overlaps: each_at_least(0) = (1, 6)
-  # Latency of the far link, one way, in inner steps.
-  far_steps: NonNegative = 0.7
-  far_overlap: Whole = 4  # τ over it.
-  steps: Count = 960  # Inner steps of a run.
-
-
 STUDIES = {
   'goodput': GoodputStudy,
   'bandwidth': BandwidthStudy,
   'heterogeneous': HeterogeneousStudy,
   'scavenging': ScavengingStudy,
-  'offer_age': OfferAgeStudy,
 }
 # What differs from a run: the paper's settings.
 PROTOCOL = sections.defaults(ProtocolConfig) | {

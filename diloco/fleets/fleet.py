@@ -11,6 +11,7 @@ from diloco.fleets.failures import Death, FaultEvents
 from diloco.fleets.speeds import Speeds
 from diloco.fleets.tally import LearnerCount, Tally
 from diloco.metrics import goodput as metrics_goodput
+from diloco.metrics.ages import total as ages_total
 from diloco.protocol.config import ProtocolConfig
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.network import SYNCER, Links, Network
@@ -26,7 +27,6 @@ class Fleet:
   tokens: int  # Tokens of an inner step of a learner with all its slices.
   # Standard deviation of a step's length, as a share of it.
   jitter: float = 0.0
-  drift: float = 0.0  # Drift of a learner's speed, per √hour, as a share.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +93,7 @@ class FleetResult:
     taken = [self.participation(m) for m in self.learners]
     merged = sum(count.merged for count in self.learners.values())
     staleness = sum(count.staleness for count in self.learners.values())
+    ages = ages_total(count.ages for count in self.learners.values())
     return {
       'goodput': self.goodput,
       'uptime': self.uptime,
@@ -103,6 +104,8 @@ class FleetResult:
       'participation': statistics.fmean(taken),
       'participation_least': min(taken),
       'staleness': staleness / merged if merged else None,
+      'age': ages.mean_steps,
+      'old': ages.old_share,
       'learner_out_gbps': statistics.fmean(self._gbps('out', False, 'mean')),
       'learner_in_gbps': statistics.fmean(self._gbps('in', False, 'mean')),
       'syncer_in_peak_gbps': max(self._gbps('in', True, 'peak')),
@@ -122,7 +125,6 @@ class DecoupledFleet:
   """One simulation, as it goes.
 
   Args:
-    redoes_step: True if a suspended step is made again.
     timeline_s: events before this time are kept for a picture.
   """
 
@@ -132,7 +134,6 @@ class DecoupledFleet:
     fleet: Fleet,
     network: Network,
     seed: int,
-    redoes_step: bool = False,
     timeline_s: float = 0.0,
   ):
     rng = random.Random(seed)
@@ -154,16 +155,13 @@ class DecoupledFleet:
         wires=self.links,
         speeds={
           # Each has its own stream of draws: no learner affects another's.
-          m: Speeds(
-            step_s, fleet.jitter, fleet.drift, random.Random(rng.random())
-          ).next_s
+          m: Speeds(step_s, fleet.jitter, random.Random(rng.random())).next_s
           for m, step_s in enumerate(fleet.step_s)
         },
         tokens_per_step=fleet.tokens,
       ),
     )
     self._config = config
-    self._redoes_step = redoes_step
     self._suspended: set[int] = set()
     self._capacity: dict[int, float] = {}
 
@@ -243,7 +241,7 @@ class DecoupledFleet:
     self._suspended.discard(learner)
     process = self.cluster.learners.get(learner)
     if process is not None and not process.gone:
-      process.go_on(self._redoes_step)
+      process.go_on()
 
   def _set_capacity(self, learner: int, share: float):
     self._capacity[learner] = share
@@ -280,19 +278,15 @@ def run(
   fault_events: FaultEvents,
   seed: int,
   until_s: float,
-  redoes_step: bool = False,
   timeline_s: float = 0.0,
 ) -> FleetResult:
   """Runs a whole simulation; learners without an `Arrival` start at 0.
 
   Args:
     config: `config.learners` are allocated all the time.
-    redoes_step: True if a suspended step is made again.
     timeline_s: events before this time are kept for a picture.
   """
-  decoupled = DecoupledFleet(
-    config, fleet, network, seed, redoes_step, timeline_s
-  )
+  decoupled = DecoupledFleet(config, fleet, network, seed, timeline_s)
   late = {arrival.learner for arrival in fault_events.arrivals}
   for learner in range(config.learners):
     if learner not in late:

@@ -42,18 +42,15 @@ class GroupExchange:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """A group's time, split into stepping, waiting, standing and redoing."""
+  """A group's time, split into stepping, waiting and standing."""
 
   steps: int  # Steps finished by the end of the run.
-  # Time in steps, including the one in progress at the end, but not in
-  # repeated ones.
-  stepping_s: float
+  stepping_s: float  # Time in steps, with the one in progress at the end.
   # `stepping_s` times the share of the slices that was present.
   useful_s: float
   # Time of waiting for other groups or the exchange, while able to run.
   waiting_s: float
   standing_s: float  # Time in its own stops.
-  redone_s: float  # Time in steps that a stop undid.
   spans: tuple[tuple[float, float], ...]  # The times of stepping, in order.
 
 
@@ -67,10 +64,7 @@ class SynchronousResult:
 
   @property
   def goodput(self) -> float:
-    """Goodput by `metrics.goodput`, of slices; no step is lost.
-
-    A stop suspends a step or has it made again, and then it counts once.
-    """
+    """Goodput by `metrics.goodput`, of slices; no step is lost."""
     works = [
       LearnerWork(m, joined_s=0.0, process=0, made_s=group.useful_s)
       for m, group in enumerate(self.groups)
@@ -83,7 +77,6 @@ def run(
   speeds: Sequence[Speeds],
   until_s: float,
   exchange: GroupExchange | None = None,
-  redoes_step: bool = False,
   capacities: Sequence[Capacity] = (),
 ) -> SynchronousResult:
   """Runs M groups of slices from 0 to `until_s`.
@@ -91,17 +84,13 @@ def run(
   Args:
     stops: of each group, disjoint and in order of time.
     exchange: the exchange that groups wait for; None: no group waits.
-    redoes_step: True if a stopped step is made again; otherwise it is resumed.
     capacities: share of its slices that each group has, as from
       `failures.capacities`; (): all of them, always.
   """
   assert len(stops) == len(speeds) > 0, f'{len(stops)=} {len(speeds)=}'
   if not 0 < until_s < math.inf:
     raise ValueError(f'until_s={until_s}, must be finite and above 0')
-  groups = [
-    _Running(own, pace, until_s, redoes_step)
-    for own, pace in zip(stops, speeds)
-  ]
+  groups = [_Running(own, pace, until_s) for own, pace in zip(stops, speeds)]
   # When the exchange after the first b steps is through, for each b that a
   # group may still wait for.
   through_s = {0: 0.0}
@@ -133,19 +122,15 @@ def run(
 class _Running:
   """One group as it goes through its steps and stops."""
 
-  def __init__(
-    self, stops: Sequence[Stall], speeds: Speeds, until_s: float, redoes: bool
-  ):
+  def __init__(self, stops: Sequence[Stall], speeds: Speeds, until_s: float):
     self.now_s = 0.0
     self._coming = iter(stops)
     self._stop = next(self._coming, None)
     self._speeds = speeds
     self._until_s = until_s
-    self._redoes = redoes
     self._steps = 0
     self._waiting_s = 0.0
     self._standing_s = 0.0
-    self._redone_s = 0.0
     self._spans: list[list[float]] = []
 
   def step(self, from_s: float):
@@ -153,25 +138,19 @@ class _Running:
     self._wait(from_s)
     if self.now_s >= self._until_s:
       return
-    whole_s = left_s = self._speeds.next_s(self.now_s)
-    hit = []
+    left_s = self._speeds.next_s(self.now_s)
     while self.now_s < self._until_s:
       end_s = self.now_s + left_s
       if self._stop is None or end_s <= self._stop.begin_s:
-        hit.append((self.now_s, end_s))
+        self._stepped(self.now_s, end_s)
         self.now_s = end_s
         self._steps += end_s <= self._until_s
         break
       if self._stop.begin_s > self.now_s:
-        hit.append((self.now_s, self._stop.begin_s))
+        self._stepped(self.now_s, self._stop.begin_s)
         left_s -= self._stop.begin_s - self.now_s
         self.now_s = self._stop.begin_s
-        if self._redoes:
-          left_s = whole_s
-          self._redone_s += self._inside_s(*hit.pop())
       self._stand()
-    for begin_s, end_s in hit:
-      self._stepped(begin_s, end_s)
 
   def done(self, capacity: Capacity) -> Group:
     spans = tuple((begin_s, end_s) for begin_s, end_s in self._spans)
@@ -181,7 +160,6 @@ class _Running:
       useful_s=_useful_s(spans, capacity),
       waiting_s=self._waiting_s,
       standing_s=self._standing_s,
-      redone_s=self._redone_s,
       spans=spans,
     )
 

@@ -2,11 +2,15 @@
 """Bytes, links and bandwidths of several systems, by arithmetic.
 
 The forms are those of one first-in-first-out link over infinitely many steps,
-of which a simulation checks them (`tests/fleets/fifo_link.py`). An inner step
-takes T: a third of it forward, the rest backward. Units: Gbit, Gbit/s, seconds.
+of which a simulation checks them (`tests/fleets/test_traffic.py`). An inner
+step takes T: a third of it forward, the rest backward. Units: Gbit, Gbit/s,
+seconds.
 """
 
 import dataclasses
+import math
+
+LEAST_GBPS, MOST_GBPS = 1e-9, 1e12  # Between which `Form.gbps` looks.
 
 
 def all_reduce_share(datacentres: int) -> float:
@@ -27,8 +31,30 @@ def one_way_share(datacentres: int) -> float:
   return 1 - 1 / datacentres
 
 
+class Form:
+  """A closed form of the compute utilisation, which rises with the rate."""
+
+  def utilisation(self, gbps: float) -> float:
+    """Returns the compute utilisation at this bandwidth."""
+    raise NotImplementedError
+
+  def gbps(self, utilisation: float) -> float:
+    """Returns B for this utilisation in (0, 1), to f64's digits."""
+    if self.utilisation(LEAST_GBPS) >= utilisation:
+      return 0.0  # Nothing has to be sent.
+    low, high = LEAST_GBPS, MOST_GBPS
+    while True:
+      middle = math.sqrt(low * high)
+      if not low < middle < high:
+        return high
+      if self.utilisation(middle) < utilisation:
+        low = middle
+      else:
+        high = middle
+
+
 @dataclasses.dataclass(frozen=True)
-class Bursts:
+class Bursts(Form):
   """Data-parallel (H = 1) and DiLoCo: S·f in K buckets in every H-th step.
 
   The burst's step ends when the link has sent what began with the first bucket,
@@ -44,31 +70,17 @@ class Bursts:
   every: int = 1  # H, in steps.
 
   def utilisation(self, gbps: float) -> float:
-    """Returns the compute utilisation at this bandwidth."""
+    first_s = self.step_s / 3 + 2 * self.step_s / (3 * self.buckets)
     burst_s = max(
-      self._first_s + self.gbit / gbps,
+      first_s + self.gbit / gbps,
       self.step_s + self.gbit / (self.buckets * gbps),
     )
     calm_s = (self.every - 1) * self.step_s
     return self.every * self.step_s / (calm_s + burst_s)
 
-  def gbps(self, utilisation: float) -> float:
-    """Returns B for this utilisation in (0, 1)."""
-    calm_s = (self.every - 1) * self.step_s
-    burst_s = self.every * self.step_s / utilisation - calm_s
-    return max(
-      self.gbit / (burst_s - self._first_s),
-      self.gbit / (self.buckets * (burst_s - self.step_s)),
-    )
-
-  @property
-  def _first_s(self) -> float:
-    """Time at which the first bucket is ready."""
-    return self.step_s / 3 + 2 * self.step_s / (3 * self.buckets)
-
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
+class Stream(Form):
   """A fragment every s = H/P steps, due L = (τ+1)·T later.
 
   One fragment of g_1 and P − 1 of g each (all even: g_1 = g); d = g/B. If L >
@@ -89,56 +101,22 @@ class Stream:
   overlap: int  # τ, in steps.
 
   def utilisation(self, gbps: float) -> float:
-    """Returns the compute utilisation at this bandwidth."""
     first_s, other_s = self.first_gbit / gbps, self.other_gbit / gbps
     others = self.fragments - 1
-    if self._overtakes:
+    spacing_s = self.every // self.fragments * self.step_s
+    due_s = (self.overlap + 1) * self.step_s
+    cycle_s = self.every * self.step_s
+    if due_s > spacing_s:  # Fragments can queue behind each other.
       stall_s = max(
         0.0,
-        first_s + others * other_s - self._cycle_s,
-        first_s - self._due_s,
-        others * (other_s - self._spacing_s) + self._spacing_s - self._due_s,
+        first_s + others * other_s - cycle_s,
+        first_s - due_s,
+        others * (other_s - spacing_s) + spacing_s - due_s,
       )
     else:
-      stall_s = max(0.0, first_s - self._due_s)
-      stall_s += others * max(0.0, other_s - self._due_s)
-    return self._cycle_s / (self._cycle_s + stall_s)
-
-  def gbps(self, utilisation: float) -> float:
-    """Returns B for this utilisation in (0, 1)."""
-    stall_s = self._cycle_s / utilisation - self._cycle_s
-    first, other = self.first_gbit, self.other_gbit
-    others = self.fragments - 1
-    due_s, spacing_s = self._due_s, self._spacing_s
-    if self._overtakes:
-      return max(
-        (first + others * other) / (self._cycle_s + stall_s),
-        first / (due_s + stall_s),
-        others * other / (others * spacing_s + due_s - spacing_s + stall_s),
-      )
-    # Each term of the convex sum alone is too little, or just right.
-    return max(
-      first / (due_s + stall_s),
-      others * other / (others * due_s + stall_s),
-      (first + others * other) / (self.fragments * due_s + stall_s),
-    )
-
-  @property
-  def _spacing_s(self) -> float:
-    return self.every // self.fragments * self.step_s
-
-  @property
-  def _due_s(self) -> float:
-    return (self.overlap + 1) * self.step_s
-
-  @property
-  def _cycle_s(self) -> float:
-    return self.every * self.step_s
-
-  @property
-  def _overtakes(self) -> bool:
-    """True if fragments can queue behind each other."""
-    return self._due_s > self._spacing_s
+      stall_s = max(0.0, first_s - due_s)
+      stall_s += others * max(0.0, other_s - due_s)
+    return cycle_s / (cycle_s + stall_s)
 
 
 def fragment_shares(

@@ -71,7 +71,7 @@ class FailureSchedule:
       learners, lab.step_s, lab.slow_learners, lab.slow_gap
     )
     self.speeds = {
-      m: speeds.Speeds(step_s, lab.jitter, 0.0, random.Random(rng.random()))
+      m: speeds.Speeds(step_s, lab.jitter, random.Random(rng.random()))
       for m, step_s in enumerate(self.steps_s)
     }
     self._rng = random.Random(rng.random())

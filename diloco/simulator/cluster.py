@@ -157,9 +157,9 @@ class Cluster:
     """Suspends a learner's steps; its process still answers."""
     self.learners[learner].pause()
 
-  def go_on(self, learner: int, redoes_step: bool):
+  def go_on(self, learner: int):
     """Resumes a learner's steps; the suspended step is finished, or redone."""
-    self.learners[learner].go_on(redoes_step)
+    self.learners[learner].go_on()
 
   def preempt(self, learner: int, notice_s: float, kills: bool = False):
     """Simulates SIGTERM: the learner leaves in good order, if time allows.

@@ -51,13 +51,11 @@ class InnerSteps:
       self._spans.append((self._began_s, now))
       self._left_s -= now - self._began_s
 
-  def resume(self, anew: bool):
-    """Finishes the suspended step; with `anew`, its progress is lost."""
+  def resume(self):
+    """Finishes the suspended step."""
     assert self._suspended, 'not suspended'
     self._suspended = False
     if self.running:
-      if anew:
-        self._left_s, self._spans = self._step_s, []
       self._make()
 
   def _make(self):

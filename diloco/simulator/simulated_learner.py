@@ -178,8 +178,8 @@ class SimulatedLearner:
     """Suspends steps until `go_on`; messages are answered."""
     self._inner.suspend()
 
-  def go_on(self, redoes_step: bool):
-    self._inner.resume(redoes_step)
+  def go_on(self):
+    self._inner.resume()
 
   @property
   def in_step(self) -> bool:

@@ -52,8 +52,7 @@ def run(config: run_config.RunConfig) -> int:
     The exit code: 1 where a learner does not fit, 78 where it makes no sense.
   """
   # Not at the top: these import jax, and most learners make no dry run.
-  from diloco.sizing import estimate, estimate_text
-  from diloco.sizing.slices import NoCompiler
+  from diloco.sizing import estimate
 
   topology = flags.FLAGS[config_flags.TOPOLOGY].value
   compiler = flags.FLAGS[config_flags.COMPILER].value
@@ -65,7 +64,7 @@ def run(config: run_config.RunConfig) -> int:
       found = _estimate(config, topology, compiler)
   except ConfigError as error:
     config_flags.exit_config(error)
-  except NoCompiler as error:
+  except estimate.NoCompiler as error:
     config_flags.exit_config(ConfigError([f'--compiler={compiler}: {error}']))
   except estimate.DoesNotFit as error:
     print(
@@ -74,7 +73,7 @@ def run(config: run_config.RunConfig) -> int:
       file=sys.stderr,
     )
     return 1
-  for line in estimate_text.lines(found):
+  for line in estimate.lines(found):
     print(line)
   return 0 if found.fits else 1
 

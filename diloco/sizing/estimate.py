@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One learner on one slice: compiled as it will run, and what it takes."""
+"""One learner on one slice: compiled as it will run, and what it takes.
+
+libtpu compiles for a slice by its description, on a machine without a chip.
+Where it is not installed, the CPU's compiler compiles for as many forced
+devices: arrays and their shards are the same, temporaries and code are not.
+Memory of a chip is of the largest shard, so of the chip that holds most.
+"""
 
 import dataclasses
+import importlib.metadata
 import math
+import os
+import textwrap
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
+from jax.experimental import topologies
 
 from diloco.config import hardware, run_config
 from diloco.config.hardware import Chip, Topology
@@ -15,13 +26,184 @@ from diloco.models.kinds import sizes_of
 from diloco.numerics.mesh_partition import Partition
 from diloco.numerics.payload import cut_bytes
 from diloco.run.spec import RunSpec
-from diloco.sizing import host_memory, syncer_machine
-from diloco.sizing.chip_memory import ChipMemory, chip_memory
-from diloco.sizing.slices import described
-from diloco.sizing.syncer_machine import SyncerMachine
+from diloco.sizing import memory
+from diloco.sizing.memory import SyncerMachine, count, in_bytes, rounds
 
 FIRST = 0  # What devices hold alike, the first host sends for all.
 OUT_OF_MEMORY = 'RESOURCE_EXHAUSTED'
+EXCHANGING = ('snapshot', 'blend', 'overwrite')  # Names of programs.
+WIDTH = 80  # Columns of the text.
+MFU = 0.4  # What well-tuned dense training reaches.
+# libtpu asks the machine's metadata server where it runs, and writes logs,
+# unless told; what it compiles for is said by name. It opens no chip here, so
+# another process may have them.
+LIBTPU = {
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+  'TPU_ACCELERATOR_TYPE': 'v5p-8',
+  'TPU_LOG_DIR': 'disabled',
+  'TPU_MIN_LOG_LEVEL': '3',
+  'TPU_SKIP_MDS_QUERY': '1',
+  'TPU_STDERR_LOG_LEVEL': '3',
+  'TPU_WORKER_HOSTNAMES': 'localhost',
+  'TPU_WORKER_ID': '0',
+}
+TPU = 'tpu'
+CPU = 'cpu'
+
+
+class NoCompiler(Exception):
+  """There is no compiler for the slice here; the text says why."""
+
+
+class DoesNotFit(Exception):
+  """The compiler says that a program needs more memory than a chip has."""
+
+
+# Devices of a slice that is not here: described to a compiler, never opened.
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+  """Devices to compile for."""
+
+  devices: tuple[jax.Device, ...]  # One for each chip.
+  compiler: str  # Name of the compiler, in words.
+  is_target: bool  # True if that is the slice's own compiler.
+
+
+def described(of: Topology, compiler: str = '') -> Described:
+  """The chips of a slice; to be called before jax has opened a device.
+
+  Args:
+    compiler: 'tpu', 'cpu', or '' for the first that is here.
+
+  Raises:
+    NoCompiler: the one that was asked for is not here.
+  """
+  jax.config.update('jax_platforms', CPU)  # None of this machine's chips.
+  # A program of libtpu can't be read back without a chip.
+  jax.config.update('jax_enable_compilation_cache', False)
+  why = 'as was asked'
+  if compiler != CPU:
+    try:
+      return _by_libtpu(of)
+    except NoCompiler as error:
+      if compiler == TPU:
+        raise
+      why = str(error)
+  jax.config.update('jax_num_cpu_devices', of.chips)
+  return Described(
+    tuple(jax.devices()),
+    f"the CPU's compiler, for {of.chips} forced devices ({why}); arrays and "
+    "shards are those of the chips, temporaries and XLA's counts are not",
+    is_target=False,
+  )
+
+
+def _by_libtpu(of: Topology) -> Described:
+  try:
+    version = importlib.metadata.version('libtpu')
+  except importlib.metadata.PackageNotFoundError:
+    raise NoCompiler(
+      "libtpu is not installed; the package's extra 'tpu' has it"
+    ) from None
+  for name, value in LIBTPU.items():
+    os.environ.setdefault(name, value)
+  bounds = {}
+  if of.hosts == 1:
+    sizes = [int(size) for size in of.shape.split('x')]
+    bounds = {'chips_per_host_bounds': (*sizes, 1)[:3]}
+  try:
+    found = topologies.get_topology_desc(
+      platform=TPU, topology_name=f'{of.chip.name}:{of.shape}', **bounds
+    )
+  except (RuntimeError, ValueError) as error:
+    raise NoCompiler(f'libtpu {version}: {error}') from error
+  return Described(
+    tuple(found.devices),
+    f"libtpu {version}, the chips' own compiler",
+    is_target=True,
+  )
+
+
+# The memory of a chip, and the share of a host.
+
+
+@dataclasses.dataclass(frozen=True)
+class ChipMemory:
+  """Bytes on one chip."""
+
+  parameters: int  # θ.
+  inner_state: int  # The inner optimizer's.
+  batch: int  # Of one step.
+  temporaries: int  # Of the inner step: gradients, activations, copies.
+  code: int  # Of the inner step.
+  # Of the rounds in flight, on their way to the host or, with the blend
+  # 'carry', until their update has come.
+  snapshots: int
+  arrived: int  # Fragments of Θ that wait for their boundary, at most as many.
+  exchange_temporaries: int  # Of the largest snapshot or blend, while it runs.
+
+  @property
+  def total(self) -> int:
+    """Bytes of a step with the exchange in progress, without a donation."""
+    return sum(dataclasses.astuple(self))
+
+
+def chip_memory(device: Device, ahead: int) -> ChipMemory:
+  """Returns the chip memory of a learner whose programs are compiled.
+
+  Args:
+    device: for chips, or for their description.
+    ahead: rounds that may be in flight.
+  """
+  step = device.programs['step'].memory_analysis()
+  parameters = shard_bytes(device.params_like)
+  inner_state = shard_bytes(device.state_like)
+  given = step.argument_size_in_bytes - parameters - inner_state
+  # Donated buffers are returned in place; anything else is new.
+  fresh = step.output_size_in_bytes - step.alias_size_in_bytes
+  return ChipMemory(
+    parameters=parameters,
+    inner_state=inner_state,
+    batch=max(0, given),
+    temporaries=step.temp_size_in_bytes + fresh,
+    code=step.generated_code_size_in_bytes,
+    **exchange_memory(device.programs, ahead),
+  )
+
+
+def exchange_memory(
+  programs: Mapping[str, jax.stages.Compiled], ahead: int
+) -> dict[str, int]:
+  """Returns the fields of `ChipMemory` that belong to the exchange."""
+  analyses = {
+    name: program.memory_analysis()
+    for name, program in programs.items()
+    if name.partition(' ')[0] in EXCHANGING
+  }
+  fragment = max(
+    analysis.output_size_in_bytes
+    for name, analysis in analyses.items()
+    if name.startswith('snapshot')
+  )
+  return {
+    'snapshots': ahead * fragment,
+    'arrived': ahead * fragment,
+    'exchange_temporaries': max(
+      analysis.temp_size_in_bytes for analysis in analyses.values()
+    ),
+  }
+
+
+def shard_bytes(like) -> int:
+  """Returns the bytes of one device's shards of a pytree of abstract arrays."""
+  return sum(map(_shard, jax.tree.leaves(like)))
+
+
+def _shard(leaf) -> int:
+  shape = leaf.sharding.shard_shape(leaf.shape)
+  return math.prod(shape) * np.dtype(leaf.dtype).itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,24 +239,21 @@ def host_share(
     hosts=partition.host_count,
     values=sum(needed),
     fragment_values=max(needed),
-    state_bytes=held_bytes(state_like, partition.hosts),
+    state_bytes=sum(
+      _held(leaf, partition.hosts) for leaf in jax.tree.leaves(state_like)
+    ),
     up_bytes=sum(up) / len(up),
     down_bytes=sum(down) / len(down),
     value_bytes=max(sum(up), sum(down)) / sum(needed),
   )
 
 
-def held_bytes(like, hosts: tuple[int, ...]) -> int:
+def _held(leaf, hosts: tuple[int, ...]) -> int:
   """Bytes of the different shards that the first host's devices hold.
 
   Args:
-    like: a pytree of abstract arrays on one mesh.
     hosts: of each device, in the mesh's row-major order.
   """
-  return sum(_held(leaf, hosts) for leaf in jax.tree.leaves(like))
-
-
-def _held(leaf, hosts: tuple[int, ...]) -> int:
   sharding = leaf.sharding
   indices = sharding.devices_indices_map(leaf.shape)
   mine = {
@@ -83,12 +262,10 @@ def _held(leaf, hosts: tuple[int, ...]) -> int:
     for index in (indices[device],)
     if host == FIRST
   }
-  shard = math.prod(sharding.shard_shape(leaf.shape))
-  return len(mine) * shard * np.dtype(leaf.dtype).itemsize
+  return len(mine) * _shard(leaf)
 
 
-class DoesNotFit(Exception):
-  """The compiler says that a program needs more memory than a chip has."""
+# The whole.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +275,10 @@ class Estimate:
   config: run_config.RunConfig  # The run's configuration.
   where: str  # What it is compiled for, in words.
   compiler: str  # Name of the compiler, in words.
-  chips: int  # Devices of the learner.
   chip: Chip | None  # Kind of chip; None if unknown.
   parameters: int  # Number of the model's parameters.
   chip_memory: ChipMemory  # Memory of one chip.
   share: HostShare  # Share of one host.
-  # Memory of one host of a learner.
-  learner_memory: tuple[host_memory.Memory, ...]
   syncer: SyncerMachine
   # FLOPs of a step, by convention; None if not defined.
   flops: StepFlops | None
@@ -115,13 +289,6 @@ class Estimate:
     """False where a chip is known to have less memory."""
     chip = self.chip
     return chip is None or self.chip_memory.total <= chip.hbm_bytes
-
-  def tokens_per_s(self, mfu: float) -> float | None:
-    """Returns a learner's tokens/s at this MFU; None if unknown."""
-    if self.flops is None or self.chip is None:
-      return None
-    peak = self.chips * self.chip.bf16_flops
-    return mfu * peak * self.flops.tokens / self.flops.total
 
 
 def on_slice(run_spec: RunSpec, of: Topology, compiler: str = '') -> Estimate:
@@ -182,30 +349,136 @@ def _estimate(
   compiler: str,
   chip: Chip | None,
 ) -> Estimate:
-  config = run_spec.config
-  protocol = config.protocol
-  ahead = protocol.inflight_max
-  share = host_share(run_spec, partition, device.state_like)
-  flops = None
+  config, flops = run_spec.config, None
   if sizes := sizes_of(config.model):
     flops = step_flops(sizes, config.data.batch, config.data.seq_len)
   return Estimate(
     config=config,
     where=where,
     compiler=compiler,
-    chips=config.mesh.devices,
     chip=chip,
     parameters=run_spec.parameters,
-    chip_memory=chip_memory(device, ahead),
-    share=share,
-    learner_memory=host_memory.of_learner(
+    chip_memory=chip_memory(device, config.protocol.inflight_max),
+    share=host_share(run_spec, partition, device.state_like),
+    syncer=memory.of_layout(config, run_spec.layout),
+    flops=flops,
+    xla_flops=device.programs['step'].cost_analysis().get('flops', 0.0),
+  )
+
+
+# The same as text.
+
+
+def lines(found: Estimate) -> Iterator[str]:
+  """All that is to be said, in lines of 80 columns."""
+  model, data, mesh = found.config.model, found.config.data, found.config.mesh
+  yield (
+    f'{found.config.name}: {count(found.parameters)} parameters, '
+    f'{model.kind}, {model.dtype}, remat {model.remat}'
+  )
+  parts = found.config.inner.accumulate
+  yield (
+    f'a step of {data.batch} · {data.seq_len} tokens in {parts} '
+    f'part{"s" if parts > 1 else ""}; mesh fsdp {mesh.fsdp} · expert '
+    f'{mesh.expert} · tensor {mesh.tensor}'
+  )
+  yield from _wrapped(f'for {found.where}')
+  yield from _wrapped(f'by {found.compiler}')
+  yield ''
+  yield from _chip(found)
+  yield ''
+  yield from _hosts(found)
+  yield ''
+  yield from _arithmetic(found)
+
+
+def _chip(found: Estimate) -> Iterator[str]:
+  held, ahead = found.chip_memory, found.config.protocol.inflight_max
+  yield 'memory of a chip'
+  for name, nbytes in {
+    'parameters, f32': held.parameters,
+    'inner state': held.inner_state,
+    'batch, and code of the step': held.batch + held.code,
+    'gradients, activations: XLA temporaries': held.temporaries,
+    f'snapshots, {rounds(ahead)} in flight': held.snapshots,
+    'fragments of Θ that have arrived': held.arrived,
+    'a blend, while it runs': held.exchange_temporaries,
+    'all': held.total,
+  }.items():
+    yield _row(name, nbytes)
+  if found.chip is not None:
+    share = held.total / found.chip.hbm_bytes
+    fits = 'it fits' if found.fits else 'IT DOES NOT FIT'
+    yield (
+      f'  {fits}: {100 * share:.0f} % of the {in_bytes(found.chip.hbm_bytes)} '
+      f'of a {found.chip.name}'
+    )
+  yield _row('more, while a newcomer is given the state', held.inner_state)
+  saved = held.parameters + held.inner_state
+  yield _row('more, if there is room, to save', saved)
+
+
+def _hosts(found: Estimate) -> Iterator[str]:
+  share, protocol = found.share, found.config.protocol
+  yield (
+    f'a host of a learner, of {share.hosts}: N = {count(share.values)}, F = '
+    f'{count(share.fragment_values)}, S = {in_bytes(share.state_bytes)}, '
+    f'b = {share.value_bytes:.3f}'
+  )
+  yield from memory.lines(
+    memory.of_learner(
       share.values,
       share.fragment_values,
       share.state_bytes,
       share.value_bytes,
-      ahead,
-    ),
-    syncer=syncer_machine.of_layout(config, run_spec.layout),
-    flops=flops,
-    xla_flops=device.programs['step'].cost_analysis().get('flops', 0.0),
+      protocol.inflight_max,
+    )
   )
+  yield (
+    f'  a round of it: {in_bytes(share.up_bytes)} up, '
+    f'{in_bytes(share.down_bytes)} down; of a learner '
+    f'{in_bytes(share.hosts * share.up_bytes)} and '
+    f'{in_bytes(share.hosts * share.down_bytes)}'
+  )
+  yield f'the syncer, M = {protocol.learners}, N = {count(found.parameters)}'
+  yield from memory.machine_lines(found.syncer)
+
+
+def _arithmetic(found: Estimate) -> Iterator[str]:
+  flops, chips = found.flops, found.config.mesh.devices
+  if flops is None:
+    yield "FLOPs of a model of one's own are not known by convention"
+  else:
+    yield (
+      f'FLOPs of a step   6ND {flops.products:.3g} (N = '
+      f'{count(flops.active)} that a token is multiplied'
+    )
+    yield (
+      f'                  with), attention {flops.attention:.3g}: '
+      f'{flops.total:.3g}, of a chip {flops.total / chips:.3g}'
+    )
+  yield (
+    f'                  XLA counts {found.xla_flops:.3g} of a chip: the body '
+    'of a loop once,'
+  )
+  yield '                  and what remat computes again'
+  if flops is not None and found.chip is not None:
+    speed = MFU * chips * found.chip.bf16_flops * flops.tokens / flops.total
+    yield from _wrapped(
+      f'MFU               model FLOPs (no remat, no optimizer) over '
+      f'{found.chip.bf16_flops / 1e12:.0f} TFLOP/s in bf16 of a '
+      f'{found.chip.name}',
+      18,
+    )
+    yield (
+      f'                  at {100 * MFU:.0f} %: {count(speed)} tokens/s of a '
+      f'learner, {flops.tokens / speed:.3g} s a step'
+    )
+
+
+def _row(name: str, nbytes: float) -> str:
+  return f'  {name:58}{in_bytes(nbytes):>10}'
+
+
+def _wrapped(text: str, indent: int = 3) -> Iterator[str]:
+  yield from textwrap.wrap(text, WIDTH, subsequent_indent=' ' * indent)

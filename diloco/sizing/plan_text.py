@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator
 
 from diloco.fleets import systems
-from diloco.sizing import host_memory, syncer_machine
-from diloco.sizing.host_memory import F32_BYTES, count, in_bytes
+from diloco.sizing import memory
+from diloco.sizing.memory import F32_BYTES, count, in_bytes
 from diloco.sizing.planner import (
   INTERVALS,
   LATENCIES,
@@ -191,9 +191,9 @@ def _memories(plan: RunPlan) -> Iterator[str]:
     yield f"memory of each of a learner's {hosts} hosts: of {formulas} the part"
   else:
     yield (f"host memory of a learner, besides the process's own {formulas}")
-  yield from host_memory.lines(plan.learner_memory)
+  yield from memory.lines(plan.learner_memory)
   yield 'of the syncer'
-  yield from syncer_machine.lines(plan.syncer)
+  yield from memory.machine_lines(plan.syncer)
 
 
 def _row(name: str, text: str) -> str:

@@ -33,9 +33,8 @@ from diloco.numerics.block_codec import SCALE_BYTES
 from diloco.numerics.codec import CODECS, bytes_per_value
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import grace_window_s
-from diloco.sizing import host_memory, syncer_machine
-from diloco.sizing.host_memory import F32_BYTES
-from diloco.sizing.syncer_machine import SyncerMachine
+from diloco.sizing import memory
+from diloco.sizing.memory import F32_BYTES, SyncerMachine
 
 THETA_BYTES = 4  # Of a parameter: θ is f32.
 BF16_BYTES = 2
@@ -236,7 +235,7 @@ class RunPlan:
   data_parallel: float  # Its compute utilisation at that bandwidth.
   diloco: float  # Compute utilisation of DiLoCo in lock-step.
   # Memory of each host of a learner.
-  learner_memory: tuple[host_memory.Memory, ...]
+  learner_memory: tuple[memory.Memory, ...]
   syncer: SyncerMachine
   # Goodput of a learner by recovery, a key of `systems.RECOVERIES`; empty if no
   # chips were given.
@@ -290,10 +289,10 @@ def plan(situation: Situation) -> RunPlan:
     sites=sites,
     data_parallel=bursts[0].utilisation(situation.bandwidth_gbps),
     diloco=bursts[1].utilisation(situation.bandwidth_gbps),
-    learner_memory=host_memory.of_learner(
+    learner_memory=memory.of_learner(
       *(each / situation.hosts for each in (n, f, s)), b, ahead
     ),
-    syncer=syncer_machine.machine(n, f, b, ahead, situation.learners),
+    syncer=memory.machine(n, f, b, ahead, situation.learners),
     goodput=_goodput(situation),
     chip=_chip(situation, f, ahead),
   )

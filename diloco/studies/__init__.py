@@ -2,8 +2,8 @@
 """Questions to the simulator: a configuration in, a report out.
 
 `python -m diloco.simulate` runs the study that a configuration names:
-`goodput`, `bandwidth`, `heterogeneous`, `scavenging` or `offer_age`, each a
-module with a function `report`: runs become records, records become tables.
+`goodput`, `bandwidth`, `heterogeneous` or `scavenging`, each a module with a
+function `report`: runs become records, records become tables.
 
   inputs     fleet and network of a configuration, the paper's figures
   traces     what befalls a fleet in one seed

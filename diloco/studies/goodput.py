@@ -199,7 +199,7 @@ def _in_lockstep(
   until_s: float,
 ) -> Record:
   fleet = config.fleet
-  is_even = not (fleet.slow_learners or fleet.jitter or fleet.drift)
+  is_even = not (fleet.slow_learners or fleet.jitter)
   if not SYSTEMS[system].is_diloco and not is_even:
     # Parts of unequal speed wait for each other after every step.
     every = list(every) * max(config.study.learners)
@@ -208,7 +208,6 @@ def _in_lockstep(
     inputs.lockstep_speeds(config, len(every), seed),
     until_s,
     exchange_of(config, system),
-    config.failures.redoes_step,
     [one.capacities for one in every],
   )
   return {'goodput': done.goodput, 'uptime': done.uptime}

@@ -5,15 +5,12 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from diloco.config.simulation import SimulationConfig
-from diloco.fleets import synchronous
-from diloco.fleets.fleet import FleetResult
 from diloco.metrics.run_progress import counted
-from diloco.pages.parts import Chart, Line, ReportPage, Table
+from diloco.pages.parts import Chart, Line, ReportPage
 from diloco.protocol.config import ProtocolConfig
-from diloco.studies import inputs, lanes, tables
+from diloco.studies import inputs, tables
 from diloco.studies.tables import Field, Record
 
-LOCKSTEP = 'streaming DiLoCo'  # A row for comparison: one program, M groups.
 FIELDS = (
   Field('setting'),
   Field('pace %', 'pace', factor=100, spread=True),
@@ -23,6 +20,8 @@ FIELDS = (
   Field('merged fast %', 'merged_fast', 0, 100),
   Field('merged slow %', 'merged_slow', 0, 100),
   Field('merged %', 'participation', 0, 100, spread=True),
+  Field('age', 'age', 2),
+  Field('old %', 'old', factor=100),
   Field('staleness', 'staleness', 2),
   Field('rounds per hour', 'merges_per_hour', 0),
   Field('grace s', 'grace_s', 2),
@@ -45,58 +44,23 @@ def protocol_of(setting: str, config: ProtocolConfig) -> dict[str, object]:
   }
 
 
-def fast(config: SimulationConfig) -> range:
-  return range(config.protocol.learners - config.fleet.slow_learners)
-
-
-def slow(config: SimulationConfig) -> range:
-  return range(fast(config).stop, config.protocol.learners)
-
-
-def run(config: SimulationConfig, setting: str, i: int) -> FleetResult:
-  """The i-th run of a setting; the first keeps what a timeline shows."""
-  return inputs.decoupled(
+def run(config: SimulationConfig, setting: str, i: int) -> Record:
+  """Returns the figures of the i-th run of a setting."""
+  outcome = inputs.decoupled(
     config,
     config.seed + i,
     config.study.steps * config.fleet.step_s,
-    timeline_s=config.study.timeline_s if i == 0 else 0.0,
     **protocol_of(setting, config.protocol),
   )
+  learners = config.protocol.learners
+  fast = learners - config.fleet.slow_learners
 
-
-def record_of(config: SimulationConfig, outcome: FleetResult) -> Record:
-  """Returns the figures of a run, with the share of rounds of either kind."""
-
-  def merged(learners: Sequence[int]) -> float | None:
-    if not learners:
-      return None
-    return sum(map(outcome.participation, learners)) / len(learners)
+  def merged(of: Sequence[int]) -> float | None:
+    return sum(map(outcome.participation, of)) / len(of) if of else None
 
   return outcome.record() | {
-    'merged_fast': merged(fast(config)),
-    'merged_slow': merged(slow(config)),
-  }
-
-
-def run_in_lockstep(config: SimulationConfig, i: int) -> Record:
-  """Streaming DiLoCo on the same fleet: all take part in every round."""
-  protocol, groups = config.protocol, config.protocol.learners
-  done = synchronous.run(
-    [()] * groups,
-    inputs.lockstep_speeds(config, groups, config.seed + i),
-    config.study.steps * config.fleet.step_s,
-    inputs.exchange_of(config, True, groups),
-  )
-  steps = min(group.steps for group in done.groups)
-  fastest_s = min(inputs.fleet_of(config, groups).step_s)
-  return {
-    'pace': steps * fastest_s / done.until_s,
-    'goodput': done.goodput,
-    'merged_fast': 1.0 if fast(config) else None,
-    'merged_slow': 1.0 if slow(config) else None,
-    'participation': 1.0,
-    'staleness': 0.0,
-    'merges_per_hour': 3600 * steps / done.until_s / protocol.spacing_steps,
+    'merged_fast': merged(range(fast)),
+    'merged_slow': merged(range(fast, learners)),
   }
 
 
@@ -104,23 +68,45 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Runs every setting with every seed."""
   study, fleet, protocol = config.study, config.fleet, config.protocol
   runs = list(itertools.product(study.settings, range(study.seeds)))
-  outcomes: dict[str, list[FleetResult]] = {}
+  records: dict[str, list[Record]] = {}
   for setting, i in counted(runs, say, lambda run: f'{run[0]}, seed {run[1]}'):
-    outcomes.setdefault(setting, []).append(run(config, setting, i))
-  records = {
-    setting: [record_of(config, each) for each in several]
-    for setting, several in outcomes.items()
-  }
-  names = [
-    f'learner {m}' + (', slow' if m in slow(config) else '')
-    for m in range(protocol.learners)
-  ]
-  until_s = min(study.timeline_s, study.steps * fleet.step_s)
-  return ReportPage(
-    name=config.name,
-    title='Learners of unequal speed: what quorum, grace and admission do',
-    command='python -m diloco.simulate --config=experiments/heterogeneous.py',
-    paragraphs=(
+    records.setdefault(setting, []).append(run(config, setting, i))
+  steps_s = sorted(inputs.fleet_of(config, protocol.learners).step_s)
+  rows = []
+  for setting, each in records.items():
+    quorum = protocol_of(setting, protocol)['quorum']
+    labels = {
+      'setting': setting,
+      'closed form': 100 * steps_s[0] / steps_s[quorum - 1],
+      'paper': inputs.HETEROGENEOUS.get(setting),
+    }
+    rows.append((labels, each))
+  table = tables.table(
+    'heterogeneous',
+    'Settings of the protocol',
+    FIELDS,
+    rows,
+    (
+      'pace: rounds closed, of those that the steps of the fastest learner '
+      'make due; what Table 5 of the paper calls goodput. Above 100 where '
+      'several learners take turns at being the fastest.',
+      'closed form: the pace if all steps of a learner were equally long: that '
+      'of the K-th fastest.',
+      'stepping: share of the allocated time in steps; nobody waits at any K.',
+      'merged: participation, the share of the rounds that took a learner in; '
+      'of the fast ones, of the slow ones, of all. Where rounds follow the '
+      f'fast ones, a slow one makes a step for {1 - fleet.slow_gap:.0%} of '
+      'them.',
+      'age: from the arrival of a merged offer to the end of the window, in '
+      'steps of its learner, mean; old: share of those above 1.5.',
+      'staleness: versions that the base of a merged offer was behind, mean.',
+      tables.over(study.seeds),
+    ),
+  )
+  return tables.page(
+    config,
+    'Learners of unequal speed: what quorum, grace and admission do',
+    (
       f'{protocol.learners} learners, of which {fleet.slow_learners} are '
       f'{fleet.slow_gap:.0%} slower; the length of a step varies by '
       f'{fleet.jitter:.0%} (standard deviation). P = {protocol.fragments}, '
@@ -132,63 +118,11 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
       "'fresh' (only who has made this round's step, the paper's reading) "
       "unless 'latest' stands there (the newest offer of everybody).",
     ),
-    parts=(
-      _table(config, records),
-      _chart(records),
-      *(
-        lanes.timeline(
-          'timeline_' + setting.lower().replace('=', '').replace(' ', '_'),
-          f'{setting}: the first {until_s:.0f} s',
-          several[0],
-          names,
-          until_s,
-          notes=(f'Seed {config.seed}.',),
-        )
-        for setting, several in outcomes.items()
-      ),
-    ),
+    (table, _chart(records)),
   )
 
 
-def _table(config: SimulationConfig, records: dict) -> Table:
-  steps_s = sorted(inputs.fleet_of(config, config.protocol.learners).step_s)
-  rows = []
-  for setting, runs in records.items():
-    quorum = protocol_of(setting, config.protocol)['quorum']
-    labels = {
-      'setting': setting,
-      'closed form': 100 * steps_s[0] / steps_s[quorum - 1],
-      'paper': inputs.HETEROGENEOUS.get(setting),
-    }
-    rows.append((labels, runs))
-  waiting = [run_in_lockstep(config, i) for i in range(config.study.seeds)]
-  slowest = 100 * steps_s[0] / steps_s[-1]
-  rows.append(({'setting': LOCKSTEP, 'closed form': slowest}, waiting))
-  return tables.table(
-    'heterogeneous',
-    'Settings of the protocol',
-    FIELDS,
-    rows,
-    (
-      'pace: rounds closed, of those that the steps of the fastest learner '
-      'make due; what Table 5 of the paper calls goodput. Above 100 where '
-      'several learners take turns at being the fastest.',
-      'closed form: the pace if all steps of a learner were equally long: that '
-      'of the K-th fastest, or of the slowest where all wait for it.',
-      'stepping: share of the allocated time in steps; nobody waits at any K.',
-      f'{LOCKSTEP}: one program in lock-step, everybody waits for the slowest; '
-      'pace relative to a fastest learner that did not.',
-      'merged: participation, the share of the rounds that took a learner in; '
-      'of the fast ones, of the slow ones, of all. Where rounds follow the '
-      'fast ones, a slow one makes a step for '
-      f'{1 - config.fleet.slow_gap:.0%} of them.',
-      'staleness: versions that the base of a merged offer was behind, mean.',
-      tables.over(config.study.seeds),
-    ),
-  )
-
-
-def _chart(records: dict) -> Chart:
+def _chart(records: dict[str, list[Record]]) -> Chart:
   """Each setting as a point: how fast rounds close, and with how many."""
   return Chart(
     'pace_and_participation',

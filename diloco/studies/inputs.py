@@ -27,7 +27,6 @@ CALIBRATION = {
   'mtbi_days': 365.0,
   'pause_s': 13.7,
   'repair_s': 66.3,
-  'redoes_step': False,
   'trace': '',
 }
 # Table 4: time relative to no extra learners, by extra compute during half of
@@ -58,7 +57,7 @@ def fleet_of(config: SimulationConfig, learners: int) -> Fleet:
   steps_s = speeds.mean_steps_s(
     learners, fleet.step_s, fleet.slow_learners, fleet.slow_gap
   )
-  return Fleet(steps_s, fleet.tokens, fleet.jitter, fleet.drift)
+  return Fleet(steps_s, fleet.tokens, fleet.jitter)
 
 
 def network_of(config: SimulationConfig) -> Network:
@@ -108,7 +107,6 @@ def decoupled(
     fault_events or FaultEvents(),
     seed,
     until_s,
-    config.failures.redoes_step,
     timeline_s,
   )
 
@@ -122,7 +120,6 @@ def lockstep_speeds(
     Speeds(
       step_s,
       found.jitter,
-      found.drift,
       random.Random(f'steps of {group}, seed {seed}'),
     )
     for group, step_s in enumerate(found.step_s)

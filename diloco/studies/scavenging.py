@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learners that come for a part of the work, and go (the paper's Table 4)."""
 
-import dataclasses
 import itertools
-import math
 import statistics
 from collections.abc import Callable
 
 from diloco.config.simulation import SimulationConfig
-from diloco.fleets.fleet import DecoupledFleet, FleetResult
+from diloco.fleets.fleet import DecoupledFleet
 from diloco.fleets.systems import scavenging_time
 from diloco.metrics.run_progress import counted
-from diloco.pages.parts import Chart, Line, ReportPage, Table, Timeline
-from diloco.studies import inputs, lanes, tables
-from diloco.studies.tables import Field
+from diloco.pages.parts import Chart, Line, ReportPage, Table
+from diloco.studies import inputs, tables
+from diloco.studies.tables import Field, Record
 
 PATIENCE = 4.0  # Times as long as it takes without extra learners.
+DECOUPLED = 'Decoupled DiLoCo'
 
 FIELDS = (
   Field('extra %', digits=0),
@@ -32,114 +31,109 @@ FIELDS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class ScavengingResult:
-  """One run, up to its last token."""
-
-  time_s: float  # Duration of the run.
-  extra_tokens: float  # Share of the tokens that the extra learners trained.
-  # Their participation while present; None: there were none.
-  extra_merged: float | None
-  # Duration of each, from hello to its first step.
-  bootstraps_s: tuple[float, ...]
-  peer_bootstraps: int  # How many of those took their state from a learner.
-  outcome: FleetResult  # For a timeline.
-
-
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Runs every number of extra learners with every seed."""
-  study = config.study
-  results = {}
+  study, network = config.study, config.network
+  always = config.protocol.learners
   runs = list(itertools.product(sorted({0, *study.extra}), range(study.seeds)))
+  records: dict[int, list[Record]] = {}
   for extra, i in counted(
     runs,
     say,
     lambda run: f'{run[0]} extra learners, seed {run[1]}',
-    cost=lambda run: config.protocol.learners + run[0],
+    cost=lambda run: always + run[0],
   ):
-    results.setdefault(extra, []).append(_run(config, extra, i))
-  return ReportPage(
-    name=config.name,
-    title='Scavenging: learners that come for a part of the work',
-    command='python -m diloco.simulate --config=experiments/scavenging.py',
-    paragraphs=_paragraphs(config),
-    parts=(
-      _table(config, results),
-      _chart(config, results),
-      _timeline(config, results),
+    record = run(config, extra, i)
+    # Relative to the same seed without extra learners, which comes first.
+    alone_s = records[0][i]['time_s'] if extra else record['time_s']
+    record['relative'] = record['time_s'] / alone_s
+    records.setdefault(extra, []).append(record)
+  state_gb = 1e-9 * network.params * network.state_bytes_per_param
+  return tables.page(
+    config,
+    'Scavenging: learners that come for a part of the work',
+    (
+      f'{always} learners train {study.steps} steps of '
+      f'{config.fleet.step_s:g} s each. After {study.begin:.0%} of the tokens '
+      f'others join, after {study.end:.0%} they are told to go, with a notice '
+      f'of {study.notice_s:g} s. Work is counted in tokens trained, whoever '
+      'trained them.',
+      f'Who comes takes {state_gb:.3g} GB from a peer, over links of '
+      f'{network.learner_gbps:g} Gbit/s each way that donors share among those '
+      'who ask; nobody else stops. The machines are those of a real run.',
     ),
+    (_table(config, records), _chart(config, records)),
   )
 
 
-def _run(config: SimulationConfig, extra: int, i: int) -> ScavengingResult:
+def run(config: SimulationConfig, extra: int, i: int) -> Record:
   """Runs until all have trained as many tokens as the permanent ones would."""
   study, always = config.study, config.protocol.learners
   tokens = study.steps * always * config.fleet.tokens
-  run = DecoupledFleet(
+  fleet = DecoupledFleet(
     config.protocol,
     inputs.fleet_of(config, always + extra),
     inputs.network_of(config),
     config.seed + i,
-    timeline_s=math.inf,
+    timeline_s=float('inf'),  # For the bootstraps.
   )
+
+  def train(share: float):
+    bound_s = PATIENCE * study.steps * config.fleet.step_s
+    wanted = share * tokens
+    fleet.run(fleet.now_s + bound_s, stop=lambda: fleet.tally.tokens >= wanted)
+    assert fleet.tally.tokens >= wanted, f'{wanted=} not trained in {bound_s=}'
+
   comers = range(always, always + extra)
   for learner in range(always):
-    run.join(learner)
-  _train(config, run, study.begin * tokens)
-  came_rounds = run.tally.rounds
+    fleet.join(learner)
+  train(study.begin)
+  came_rounds = fleet.tally.rounds
   for learner in comers:
-    run.join(learner)
-  _train(config, run, study.end * tokens)
-  rounds = run.tally.rounds - came_rounds
+    fleet.join(learner)
+  train(study.end)
+  rounds = fleet.tally.rounds - came_rounds
   for learner in comers:
-    run.leave(learner, study.notice_s)
-  _train(config, run, tokens)
-  counts = [run.tally.count(learner) for learner in comers]
+    fleet.leave(learner, study.notice_s)
+  train(1.0)
+  counts = [fleet.tally.count(learner) for learner in comers]
   merged = sum(count.merged for count in counts)
-  return ScavengingResult(
-    time_s=run.now_s,
-    extra_tokens=sum(count.tokens for count in counts) / run.tally.tokens,
-    extra_merged=merged / (rounds * extra) if rounds and extra else None,
-    bootstraps_s=tuple(
+  return {
+    'time_s': fleet.now_s,
+    # Share of the tokens that the extra learners trained.
+    'extra_tokens': sum(count.tokens for count in counts) / fleet.tally.tokens,
+    # Their participation while present; None: there were none.
+    'extra_merged': merged / (rounds * extra) if rounds and extra else None,
+    # Duration of each, from hello to its first step.
+    'bootstraps_s': tuple(
       end_s - begin_s
-      for learner, begin_s, end_s in run.tally.bootstraps
+      for learner, begin_s, end_s in fleet.tally.bootstraps
       if learner in comers
     ),
-    peer_bootstraps=sum(count.peer_bootstraps for count in counts),
-    outcome=run.outcome(always),
-  )
+    'peer_bootstraps': sum(count.peer_bootstraps for count in counts),
+  }
 
 
-def _train(
-  config: SimulationConfig, run: DecoupledFleet, tokens: float
-) -> None:
-  """Goes on until so many tokens are trained in all."""
-  bound_s = PATIENCE * config.study.steps * config.fleet.step_s
-  run.run(run.now_s + bound_s, stop=lambda: run.tally.tokens >= tokens)
-  assert run.tally.tokens >= tokens, f'{tokens=} not trained in {bound_s=}'
-
-
-def _table(config: SimulationConfig, results: dict) -> Table:
+def _table(config: SimulationConfig, records: dict) -> Table:
   always, study = config.protocol.learners, config.study
   rows = []
-  for extra, several in results.items():
+  for extra, runs in records.items():
     share = extra / always
-    bootstraps_s = [s for result in several for s in result.bootstraps_s]
+    bootstraps_s = [s for each in runs for s in each['bootstraps_s']]
+    peers = sum(each['peer_bootstraps'] for each in runs)
     labels = {
       'extra %': 100 * share,
       'learners': always + extra,
       'closed form': scavenging_time(share, study.begin, study.end),
       'bootstrap s': statistics.fmean(bootstraps_s) if bootstraps_s else None,
-      'from a peer': (
-        f'{sum(r.peer_bootstraps for r in several)} of {len(bootstraps_s)}'
-      ),
+      'from a peer': f'{peers} of {len(bootstraps_s)}',
     }
     if _is_papers(config):
       labels['paper'] = inputs.SCAVENGING.get(share)
       labels['paper, data-parallel'] = inputs.SCAVENGING_DATA_PARALLEL.get(
         share
       )
-    rows.append((labels, _records(results, extra)))
+    rows.append((labels, runs))
   return tables.table(
     'scavenging',
     'Time to train the same tokens',
@@ -161,30 +155,34 @@ def _table(config: SimulationConfig, results: dict) -> Table:
   )
 
 
-def _chart(config: SimulationConfig, results: dict) -> Chart:
+def _chart(config: SimulationConfig, records: dict) -> Chart:
   always, study = config.protocol.learners, config.study
-  shares = tuple(100 * extra / always for extra in results)
+  shares = tuple(100 * extra / always for extra in records)
   most = max(shares) or 100.0
   curve = tuple(most * i / 60 for i in range(61))
-  exact = tuple(scavenging_time(x / 100, study.begin, study.end) for x in curve)
-  runs = [_records(results, extra) for extra in results]
   lines = [
     Line(
-      'Decoupled DiLoCo',
+      DECOUPLED,
       'simulated',
       shares,
-      tuple(tables.mean(each, 'relative') for each in runs),
-      tuple(tables.spread(each, 'relative') or 0.0 for each in runs),
+      tuple(tables.mean(runs, 'relative') for runs in records.values()),
+      tuple(
+        tables.spread(runs, 'relative') or 0.0 for runs in records.values()
+      ),
     ),
-    Line('Decoupled DiLoCo', 'closed form', curve, exact),
+    Line(
+      DECOUPLED,
+      'closed form',
+      curve,
+      tuple(scavenging_time(x / 100, study.begin, study.end) for x in curve),
+    ),
   ]
   if _is_papers(config):
-    for group, (label, figures) in enumerate(
-      (
-        ('Decoupled DiLoCo', inputs.SCAVENGING),
-        ('data-parallel', inputs.SCAVENGING_DATA_PARALLEL),
-      )
-    ):
+    published = {
+      DECOUPLED: inputs.SCAVENGING,
+      'data-parallel': inputs.SCAVENGING_DATA_PARALLEL,
+    }
+    for group, (label, figures) in enumerate(published.items()):
       xs = tuple(100 * share for share in figures)
       lines.append(Line(label, 'paper', xs, tuple(figures.values()), (), group))
   return Chart(
@@ -197,47 +195,6 @@ def _chart(config: SimulationConfig, results: dict) -> Chart:
   )
 
 
-def _timeline(config: SimulationConfig, results: dict) -> Timeline:
-  extra = max(results)
-  result = results[extra][0]
-  always = config.protocol.learners
-  names = [f'learner {m}' for m in range(always)]
-  names += [f'extra {m}' for m in range(always, always + extra)]
-  return lanes.timeline(
-    'timeline',
-    f'{extra} learners come and go',
-    result.outcome,
-    names,
-    result.time_s,
-    notes=(f'Seed {config.seed}.',),
-  )
-
-
-def _paragraphs(config: SimulationConfig) -> tuple[str, ...]:
-  network, study = config.network, config.study
-  state_gb = 1e-9 * network.params * network.state_bytes_per_param
-  return (
-    f'{config.protocol.learners} learners train '
-    f'{study.steps} steps of {config.fleet.step_s:g} s each. After '
-    f'{study.begin:.0%} of the tokens others join, after {study.end:.0%} they '
-    f'are told to go, with a notice of {study.notice_s:g} s. Work is counted '
-    'in tokens trained, whoever trained them.',
-    f'Who comes takes {state_gb:.3g} GB from a peer, over links of '
-    f'{network.learner_gbps:g} Gbit/s each way that donors share among those '
-    'who ask; nobody else stops. The machines are those of a real run.',
-  )
-
-
-def _records(results: dict, extra: int) -> list[tables.Record]:
-  """Returns the runs, with times relative to the same seeds without extra."""
-  return [
-    vars(result) | {'relative': result.time_s / alone.time_s}
-    for result, alone in zip(results[extra], results[0])
-  ]
-
-
 def _is_papers(config: SimulationConfig) -> bool:
-  """Returns True if extra learners are there for the paper's share of the
-  work.
-  """
+  """Returns True if extra learners are there for the paper's share of it."""
   return config.study.end - config.study.begin == 0.5

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a study from its records: a row is a cell, a run is a record."""
+"""A study's page and tables: a row is a cell, a run is a record."""
 
 import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from diloco.pages.parts import Cell, Column, Table
+from diloco.config.simulation import SimulationConfig
+from diloco.pages.parts import Cell, Column, Part, ReportPage, Table
 
 Record = Mapping[str, float | None]  # The figures of one run, by name.
 
@@ -64,18 +65,32 @@ def with_spread(
   )
 
 
-def values(runs: Sequence[Record], key: str) -> list[float]:
+def page(
+  config: SimulationConfig,
+  title: str,
+  paragraphs: Iterable[str],
+  parts: Iterable[Part],
+) -> ReportPage:
+  """Returns the page of a study of this configuration."""
+  kind = config.study.kind
+  command = f'python -m diloco.simulate --config=experiments/{kind}.py'
+  return ReportPage(
+    config.name, title, command, tuple(paragraphs), tuple(parts)
+  )
+
+
+def _values(runs: Sequence[Record], key: str) -> list[float]:
   return [run[key] for run in runs if run.get(key) is not None]
 
 
 def mean(runs: Sequence[Record], key: str) -> float | None:
-  found = values(runs, key)
+  found = _values(runs, key)
   return statistics.fmean(found) if found else None
 
 
 def spread(runs: Sequence[Record], key: str) -> float | None:
   """Standard deviation over the runs; None of fewer than two."""
-  found = values(runs, key)
+  found = _values(runs, key)
   return statistics.stdev(found) if len(found) > 1 else None
 
 

@@ -48,9 +48,7 @@ def drawn(
   interruptions = failures.draw(
     rate_per_s,
     from_s + until_s,
-    failures.make(
-      config.repair, config.repair_s, config.repair_shape, config.repair_power
-    ),
+    failures.make(config.repair, config.repair_s, config.repair_shape),
     rng,
   )
   return Trace(chips, interruptions, from_s, rate_per_s, config.repair_s)
@@ -138,7 +136,7 @@ def _syncer_deaths(
   config: FailuresConfig, seed: int, until_s: float
 ) -> list[Death]:
   """Draws the syncer's deaths; it can't die while it is away."""
-  outage = failures.make('constant', config.syncer_outage_s, 1.0, 1.0)
+  outage = failures.make('constant', config.syncer_outage_s)
   drawn_ones = failures.draw(
     1 / (3600 * config.syncer_mtbi_hours),
     until_s,

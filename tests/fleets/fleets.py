@@ -47,7 +47,6 @@ def run(
   seed: int = 0,
   network: Network | None = None,
   step_s: float = 1.0,
-  redoes_step: bool = False,
   timeline_s: float = 0.0,
   **changes,
 ) -> fleet.FleetResult:
@@ -60,6 +59,5 @@ def run(
     fault_events,
     seed,
     until_s,
-    redoes_step,
     timeline_s,
   )

@@ -32,14 +32,6 @@ def test_a_suspended_learner_costs_nobody_else_anything():
   assert outcome.rounds >= 98  # K = 1.
 
 
-def test_a_redone_step_is_not_goodput():
-  befalls = FaultEvents(suspensions={1: (Stall(10.75, 20.5, 'down'),)})
-  kept, redone = (run(100.0, befalls, redoes_step=x) for x in (False, True))
-  # 90.25 s are left for steps of 1 s; 0.75 s of them were made in vain.
-  assert kept.learners[1].stepping_s == pytest.approx(90.0)
-  assert redone.learners[1].stepping_s == pytest.approx(89.0)
-
-
 def test_uptime_is_lost_when_all_stand_still():
   standing = (Stall(20.0, 45.0, 'down'),)
   outcome = run(100.0, FaultEvents(suspensions={0: standing, 1: standing}))

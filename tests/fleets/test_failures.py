@@ -3,13 +3,14 @@
 
 import math
 import random
+import statistics
 
 import pytest
 
-from diloco.fleets import failures
+from diloco.fleets import failures, speeds
 from diloco.fleets.failures import Interruption
 
-REPAIR = failures.make('exponential', 60.0, 1.0, 1.0)
+REPAIR = failures.make('exponential', 60.0)
 HOUR_S = 3600.0
 
 
@@ -33,20 +34,6 @@ def test_the_number_of_interruptions_is_poisson():
   assert abs(variance - expected) < 4 * expected * math.sqrt(2 / 199)
 
 
-def test_they_are_in_order_and_within_the_run():
-  trace = _draw(1)
-  assert list(trace) == sorted(trace, key=lambda i: i.at_s)
-  assert all(0 <= i.at_s < HOUR_S and 0 <= i.place < 1 for i in trace)
-
-
-def test_the_same_seed_draws_the_same_trace():
-  assert _draw(5) == _draw(5)
-
-
-def test_another_seed_draws_another_trace():
-  assert _draw(5) != _draw(6)
-
-
 def test_a_longer_run_begins_with_the_same_trace():
   short, long = _draw(5), _draw(5, 3 * HOUR_S)
   assert long[: len(short)] == short
@@ -63,6 +50,32 @@ def test_every_interruption_hits_one_learner():
   parts = [failures.of_learner(trace, learner, 8) for learner in range(8)]
   assert sorted(sum(parts, ()), key=lambda i: i.at_s) == list(trace)
   assert all(0.625 <= i.place < 0.75 for i in parts[5])
+
+
+@pytest.mark.parametrize(
+  ('kind', 'spread_s'),
+  # Of a Weibull of shape 2: √(4/π − 1) of the mean.
+  [('constant', 0.0), ('exponential', 66.3), ('exponentiated_weibull', 34.66)],
+)
+def test_repairs_have_mean_and_spread(kind, spread_s):
+  draw, rng = failures.make(kind, 66.3, shape=2.0), random.Random(7)
+  drawn = [draw(rng) for _ in range(20_000)]
+  error_s = spread_s / math.sqrt(len(drawn))
+  assert abs(statistics.fmean(drawn) - 66.3) <= 4 * error_s + 1e-9
+  assert statistics.stdev(drawn) == pytest.approx(spread_s, rel=0.05, abs=1e-9)
+
+
+def test_slow_learners_and_jitter():
+  """While another makes 100 steps a slow one makes 82."""
+  means = speeds.mean_steps_s(4, 1.0, slow_learners=1, slow_gap=0.18)
+  assert means == pytest.approx((1.0, 1.0, 1.0, 1 / 0.82))
+  assert speeds.mean_steps_s(2, 1.0, 8, 0.5) == (2.0, 2.0)
+  pace = speeds.Speeds(2.0, 0.1, random.Random(1))
+  lengths = [pace.next_s(0.0) for _ in range(10_000)]
+  assert statistics.fmean(lengths) == pytest.approx(2.0, abs=4 * 0.2 / 100)
+  assert statistics.stdev(lengths) == pytest.approx(0.2, rel=0.05)
+  pace = speeds.Speeds(2.0, 0.9, random.Random(1))
+  assert min(pace.next_s(0.0) for _ in range(1000)) == pytest.approx(0.2)
 
 
 # Files --------------------------------------------------------------------

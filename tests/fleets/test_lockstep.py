@@ -12,7 +12,7 @@ from diloco.fleets.synchronous import GroupExchange
 
 
 def _steady(*steps_s: float):
-  return [Speeds(s, 0.0, 0.0, random.Random(0)) for s in steps_s]
+  return [Speeds(s, 0.0, random.Random(0)) for s in steps_s]
 
 
 def _run(stops, until_s, exchange=None, steps_s=None, **options):
@@ -31,18 +31,6 @@ def test_a_stop_suspends_a_step():
   (group,) = _run([[(2.5, 4.5)]], 6.0).groups
   assert group.spans == ((0.0, 2.5), (4.5, 6.0))
   assert (group.steps, group.stepping_s, group.standing_s) == (4, 4.0, 2.0)
-
-
-def test_a_step_can_be_made_again():
-  """0.5 s are lost: step 3 begins again at 4.5."""
-  (group,) = _run([[(2.5, 4.5)]], 6.0, redoes_step=True).groups
-  assert group.spans == ((0.0, 2.0), (4.5, 6.0))
-  assert (group.steps, group.stepping_s, group.redone_s) == (3, 3.5, 0.5)
-
-
-def test_a_stop_between_two_steps_undoes_none():
-  (group,) = _run([[(2.0, 3.0)]], 6.0, redoes_step=True).groups
-  assert (group.steps, group.redone_s) == (5, 0.0)
 
 
 def test_stops_that_follow_each_other_are_one():
@@ -123,13 +111,13 @@ def test_the_times_of_a_group_make_up_the_run():
   rng = random.Random(3)
   begins = sorted(rng.uniform(0, 500) for _ in range(20))
   stops = [[(b, b + 3.0) for b in begins[i::4]] for i in range(4)]
-  speeds = [Speeds(1.0, 0.1, 0.2, random.Random(i)) for i in range(4)]
+  speeds = [Speeds(1.0, 0.1, random.Random(i)) for i in range(4)]
   done = synchronous.run(
     [[Stall(b, e, 'down') for b, e in own] for own in stops],
-    speeds, 500.0, GroupExchange(4, 1, 0.3), redoes_step=True,
+    speeds, 500.0, GroupExchange(4, 1, 0.3),
   )  # fmt: skip
   for g in done.groups:
-    parts = g.stepping_s + g.waiting_s + g.standing_s + g.redone_s
+    parts = g.stepping_s + g.waiting_s + g.standing_s
     assert parts == pytest.approx(500.0)
 
 

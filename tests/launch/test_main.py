@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from diloco.config.sections import ConfigError
-from diloco.sizing import syncer_machine
+from diloco.sizing import memory
 from launch import job
 from launch.backends import BACKENDS, base
 from launch.backends.base import CommandFailed
@@ -305,7 +305,7 @@ def test_arguments_pass_as_they_are():
 def test_less_than_the_planner_says_is_said():
   config = a_large_config('v5e-32')
   planned, place = (
-    syncer_machine.of_config(config),
+    memory.of_config(config),
     a_large_launch('v5e-32').syncer.resources,
   )
   assert place.memory_gib == planned.memory_gib > 100
@@ -313,7 +313,7 @@ def test_less_than_the_planner_says_is_said():
   assert not [*size_notes(config, place)]
   place = a_large_launch('v5e-32', syncer_memory_gib=16).syncer.resources
   (note,) = size_notes(config, place)
-  assert note.startswith('--syncer_memory_gib=16: the syncer takes 104 GiB')
+  assert note.startswith('--syncer_memory_gib=16: the syncer takes 123 GiB')
 
 
 def test_a_model_of_ones_own_gets_what_is_said():

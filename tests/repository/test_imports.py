@@ -54,8 +54,7 @@ PLANNED = {
   'diloco.fleets.systems',
   'diloco.fleets.traffic',
   'diloco.protocol',
-  'diloco.sizing.host_memory',
-  'diloco.sizing.syncer_machine',
+  'diloco.sizing.memory',
   *CODEC_SIZES,
 }
 LOW = {
@@ -284,19 +283,18 @@ TABLE = {
     'jax',
     'numpy',
   },
-  'diloco/sizing/host_memory.py': {'diloco.protocol.config'},
   # Arithmetic, and its text: no jax.
   'diloco/sizing/planner.py': PLANNED | {'diloco.models.flops'},
   'diloco/sizing/plan_text.py': PLANNED | {'diloco.sizing.planner'},
   # Launchers ask it, too: no jax.
-  'diloco/sizing/syncer_machine.py': CONFIG
+  'diloco/sizing/memory.py': CONFIG
   | {
     'diloco.models.kinds',
     'diloco.numerics.codec',
+    'diloco.protocol.config',
     'diloco.numerics.fragments',
     'diloco.numerics.optimizers',
     'diloco.numerics.shard_assignment',
-    'diloco.sizing.host_memory',
   },
   'diloco': LOW
   | CONFIG
@@ -325,7 +323,7 @@ TABLE = {
     'diloco.pages.text_tables',
     'diloco.protocol',
     'diloco.run.exposure',
-    'diloco.sizing.syncer_machine',
+    'diloco.sizing.memory',
     'diloco.sweeps',
     'diloco.transport.planes',
     'diloco.transport.sockets',

@@ -8,15 +8,17 @@ as the slice has chips. Arguments: scale, slice, then keys such as mesh.fsdp=2.
 import dataclasses
 import json
 import math
+import re
 import sys
 
 from diloco.config import hardware, run_config
 from diloco.learner.device import Device
 from diloco.run.spec import make_run_spec
-from diloco.sizing import chip_memory
-from diloco.sizing.estimate import host_share
-from diloco.sizing.slices import described
+from diloco.sizing import estimate
 from experiments import recipe
+
+# Such as pred[8], bf16[4,2], f8e4m3fn[2].
+ARRAY = re.compile(r'\b(?:pred|[bsuf]+(\d+)\w*)\[(\d[\d,]*)\]')
 
 
 class Exchange(Device):
@@ -35,11 +37,11 @@ def main(scale: str, name: str, *keys: str):
     config[section][field] = int(value)
   run_spec = make_run_spec(run_config.build(config), reads_text=False)
   of = hardware.topology(name)
-  device = Exchange(run_spec, described(of, 'cpu').devices)
+  device = Exchange(run_spec, estimate.described(of, 'cpu').devices)
   hosts = tuple(i // of.chips_per_host for i in range(of.chips))
   partition = dataclasses.replace(device.partition, hosts=hosts)
   ahead = run_spec.config.protocol.inflight_max
-  share = host_share(run_spec, partition, device.state_like)
+  share = estimate.host_share(run_spec, partition, device.state_like)
   print(
     json.dumps(
       {
@@ -49,11 +51,13 @@ def main(scale: str, name: str, *keys: str):
           for like in device.params_like.values()
           if like.sharding.is_fully_replicated
         ),
-        'largest_shard': chip_memory.largest_shard(device.params_like),
+        'largest_shard': max(
+          map(estimate.shard_bytes, device.params_like.values())
+        ),
         'programs': {
-          name: chip_memory.largest_array(program)
+          name: largest_array(program)
           for name, program in device.programs.items()
-          if name.partition(' ')[0] in chip_memory.EXCHANGING
+          if name.partition(' ')[0] in estimate.EXCHANGING
         },
         'fragment_shards': [
           sum(
@@ -63,7 +67,7 @@ def main(scale: str, name: str, *keys: str):
           for p in range(len(run_spec.layout.fragments))
         ],
         'ahead': ahead,
-        **chip_memory.exchange_memory(device.programs, ahead),
+        **estimate.exchange_memory(device.programs, ahead),
         'hosts': share.hosts,
         'values': share.values,
         'state_bytes': share.state_bytes,
@@ -71,6 +75,18 @@ def main(scale: str, name: str, *keys: str):
         'held_by_hosts': held_by_hosts(device, of.chips_per_host),
       }
     )
+  )
+
+
+def largest_array(program) -> int:
+  """Bytes of the largest array that a program has on one device, anywhere.
+
+  Of the text of what was compiled for one device of many: arguments, results,
+  and all between them, whether or not they ever have memory of their own.
+  """
+  return max(
+    math.ceil(int(bits or 8) * math.prod(map(int, shape.split(','))) / 8)
+    for bits, shape in ARRAY.findall(program.as_text())
   )
 
 

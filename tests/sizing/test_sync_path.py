@@ -14,16 +14,19 @@ import sys
 
 import pytest
 
-from diloco.sizing import host_memory
+from diloco.sizing import memory
 
 ROOT = pathlib.Path(__file__).parents[2]
+# Of each kind of array a few: what is asked holds for any number of layers.
+SHORT = ('model.layers=4', 'protocol.fragments=4')
 LEARNERS = {
-  '12b on v5p-256': ('12b', 'v5p-256'),
-  '5b on v5e-256': (
+  '12b on v5p-256': ('12b', 'v5p-256', *SHORT),
+  '5b on v5e-64': (
     '5b',
-    'v5e-256',
-    'mesh.fsdp=256',
+    'v5e-64',
+    'mesh.fsdp=64',
     'inner.accumulate=1',
+    *SHORT,
   ),
 }
 F32 = 4
@@ -77,8 +80,8 @@ def test_host_memory_is_that_of_the_shards(learner):
   norms = found['on_every_host']  # All else is on one.
   assert n == (found['parameters'] - norms) / found['hosts'] + norms
   assert s == 2 * F32 * n + F32  # Two moments, and a counter.
-  theta, _, checkpoint, giving, taking = host_memory.of_learner(
-    n, n / 8, s, found['value_bytes'], found['ahead']
+  theta, _, checkpoint, giving, taking = memory.of_learner(
+    n, n / 4, s, found['value_bytes'], found['ahead']
   )
   assert theta.nbytes == F32 * n
   assert checkpoint.nbytes == 3 * F32 * n + F32

@@ -7,8 +7,8 @@ import pytest
 
 from diloco.config import run_config
 from diloco.run.spec import make_run_spec
-from diloco.sizing import syncer_machine
-from diloco.sizing.syncer_machine import machine, of_config, of_layout
+from diloco.sizing import memory
+from diloco.sizing.memory import machine, of_config, of_layout
 from experiments import recipe
 
 GIB = 2**30
@@ -60,7 +60,7 @@ def test_shards_share_it():
   )
   assert shard.shards == 4
   assert shard.memory_gib < 0.7 * whole.memory_gib  # F does not shrink.
-  text = '\n'.join(syncer_machine.lines(shard))
+  text = '\n'.join(memory.machine_lines(shard))
   assert 'each of its 4 machines: 4 CPUs, ' in text
 
 

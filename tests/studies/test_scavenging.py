@@ -6,7 +6,6 @@ import re
 import pytest
 
 from diloco.config import simulation
-from diloco.pages.parts import Timeline
 from diloco.studies import scavenging
 from experiments import scavenging as experiment
 
@@ -51,16 +50,6 @@ def test_who_comes_bootstraps_through_a_peer_and_is_merged(report):
   assert 2.0 < row['bootstrap s'] < 10.0
   assert row['extra tokens %'] == pytest.approx(37.5, abs=2)
   assert row['extra merged %'] > 70
-
-
-def test_who_came_goes_again(report):
-  (timeline,) = (p for p in report.parts if isinstance(p, Timeline))
-  steps = [span for span in timeline.spans if span.kind == 'step']
-  end_s = max(span.end_s for span in steps)
-  extra = [span for span in steps if span.lane in range(4, 16)]
-  assert 0.35 * end_s < min(span.begin_s for span in extra)
-  assert max(span.end_s for span in extra) < 0.7 * end_s
-  assert timeline.lanes[4] == 'extra 4'
 
 
 def test_a_slow_link_costs_time_but_stops_nobody():

@@ -146,8 +146,7 @@ def test_the_configuration_of_a_training_run_is_told_where_it_belongs(
     'error: this configuration is of a training run, which launch.local '
     'starts; a simulation takes one with a section study, such as '
     'experiments/goodput.py, experiments/bandwidth.py, '
-    'experiments/heterogeneous.py, experiments/scavenging.py, '
-    'experiments/offer_age.py\n'
+    'experiments/heterogeneous.py, experiments/scavenging.py\n'
   )
 
 
