@@ -6,8 +6,8 @@ in all, learners in step; all settings that a study does not name are the
 library's defaults. Short on purpose: many variants, each over several seeds,
 in minutes. What is right at another horizon, `recipe.py` asks.
 
-  python -m diloco.lab --config=experiments/STUDY.py --sweep \\
-    --workdir=runs/STUDY
+  python -m diloco.lab --config=experiments/cadence.py --sweep \\
+    --workdir=runs/cadence
 
 Arguments of every study: quicktest, learners=4, steps=600, scale=small; the
 other scales stand in `scales.py`, their steps are their token budget's.

@@ -2,9 +2,7 @@
 """Checks what a configuration may be, and how it says what is wrong."""
 
 import dataclasses
-import os
-import subprocess
-import sys
+import math
 
 import pytest
 
@@ -98,14 +96,10 @@ def test_an_int_is_a_float():
     ({'protocol__quorum': 3}, 'between 1 and learners=2'),
     ({'codec__block_size': 0}, 'positive multiple of 8'),
     ({'codec__block_size': 12}, 'positive multiple of 8'),
-    ({'codec__up': 'int3'}, 'must be one of int1, int2, int4'),
-    ({'fragments__scheme': 'even'}, 'one of balanced, tensor, layer'),
-    ({'outer__optimizer': 'lion'}, "outer.optimizer='lion': must be one of"),
     (
       {'outer__optimizer': 'adam'},
       "outer.anneal_fraction=0.1: must be 0, optimizer='adam' has no",
     ),
-    ({'outer__eps': 0.0}, 'outer.eps=0.0: must be finite and above 0'),
     (
       {'outer__eps': 1e-46},
       'outer.eps=1e-46: must be finite and above 0 as f32',
@@ -114,20 +108,15 @@ def test_an_int_is_a_float():
       {'inner__eps': 1e-46},
       'inner.eps=1e-46: must be finite and above 0 as f32',
     ),
-    ({'outer__lr': 1e39}, 'outer.lr=1e+39: must be finite and above 0 as f32'),
-    ({'merge__rule': 'median'}, 'must be one of rda, mean'),
     ({'model__kv_heads': 3}, 'must divide model.heads=4'),
     ({'model__head_dim': 31}, 'must be even'),
     (
       {'model__kind': 'bowl', 'model__tied': True},
       "model.tied=True: kind='bowl' knows only False",
     ),
-    ({'run__step_floor_s': -0.1}, 'run.step_floor_s=-0.1: must be finite'),
     ({'model__vocab': 100}, "data.source='stdlib' needs 256"),
     ({'inner__warmup_steps': 500}, 'less than protocol.total_steps=500'),
     ({'inner__warmup_steps': 450, 'inner__schedule': 'wsd'}, 'end before'),
-    ({'inner__b1': 1.0}, 'must be in [0, 1)'),
-    ({'inner__lr': float('inf')}, 'lr=inf: must be finite and above 0'),
     ({'data__shards': 1}, 'at least protocol.learners=2'),
     ({'data__source': 'text'}, 'needs the path'),
     ({'data__path': 'x.txt'}, "read only with data.source='text'"),
@@ -161,7 +150,6 @@ def test_an_int_is_a_float():
     ({'data__heldout_path': 'x'}, "data.source='stdlib' holds out some of"),
     ({'data__heldout_percent': 0.0}, 'above 0, at most 50'),
     ({'data__heldout_percent': 51.0}, 'above 0, at most 50'),
-    ({'data__threads': 0}, 'data.threads=0: must be at least 1'),
     ({'data__tokenizer': 'sentencepiece'}, "must be 'bytes' or 'KIND:FILE'"),
     ({'data__tokenizer': 'gpt2:x'}, "must be 'bytes' or 'KIND:FILE'"),
     ({'data__tokenizer': 'tokenizers:x'}, "source='stdlib' is of bytes"),
@@ -172,7 +160,6 @@ def test_an_int_is_a_float():
       {'mesh__fsdp': 4, 'inner__accumulate': 4},
       'data.batch=8: must be a multiple of mesh.fsdp=4 * inner.accumulate=4 =',
     ),
-    ({'inner__accumulate': 0}, 'inner.accumulate=0: must be at least 1'),
     ({'mesh__tensor': 4}, 'must be a multiple of mesh.tensor=4'),
     ({'mesh__expert': 2}, "must be 1, model.kind='decoder' has no experts"),
     (
@@ -183,13 +170,7 @@ def test_an_int_is_a_float():
       {'model__kind': 'moe', 'model__top_k': 9},
       'model.top_k=9: must be at most model.experts=8',
     ),
-    ({'model__experts': 0}, 'model.experts=0: must be at least 1'),
-    ({'model__aux_weight': -1.0}, 'model.aux_weight=-1.0: must be finite'),
     ({'transport__port': 70000}, '0 … 65535'),
-    ({'checkpoint__keep_latest': 0}, 'must be at least 1'),
-    ({'checkpoint__keep_best': -1}, 'must be at least 0'),
-    ({'checkpoint__syncer_every_rounds': 0}, 'must be at least 1'),
-    ({'checkpoint__learner_every_steps': -1}, 'must be at least 0'),
     ({'protocol__blend_alpha': 0.5}, "must be 0, blend='carry' takes none"),
     ({'protocol__blend': 'mix', 'protocol__blend_alpha': 2.0}, 'in [0, 1]'),
     ({'name': 'a/b'}, 'letters, digits'),
@@ -198,6 +179,32 @@ def test_an_int_is_a_float():
 )
 def test_an_impossible_value_names_its_rule(changes, rule):
   assert rule in problem_of(changed(**changes))
+
+
+@pytest.mark.parametrize(
+  ('key', 'rule'),
+  [
+    pytest.param(f'{section}.{name}', rule, id=f'{section}.{name}')
+    for section, cls in run_config.SECTIONS.items()
+    for name, rule in sections.rules(cls).items()
+    if section != 'protocol'  # It has rules of its own.
+  ],
+)
+def test_a_value_that_breaks_the_rule_of_its_key_is_named(key, rule):
+  """Just outside of the bounds, where these are not infinite."""
+  section, _, name = key.partition('.')
+  config = common.base().to_dict()
+  kind = type(config[section][name])
+  odd = {str: ['nope'], int: [0, -1, 1], float: [math.inf, 1.0, 1.5, -0.1]}
+  broken = [value for value in odd[kind] if not rule.holds(value)]
+  assert broken
+  if kind is float:
+    broken.append(math.nan)
+  for value in broken:
+    config[section][name] = value
+    with pytest.raises(ConfigError) as caught:
+      run_config.build(config)
+    assert f'{key}={value!r}: {rule.text}' in caught.value.problems
 
 
 def test_all_problems_stand_in_one_message():
@@ -214,11 +221,6 @@ def test_all_problems_stand_in_one_message():
     'codec.block_size',
     'data.shards',
   ]
-
-
-def test_a_section_checks_itself():
-  with pytest.raises(ConfigError, match=r'outer\.lr=0: must be finite'):
-    sections.OuterConfig(lr=0)
 
 
 def test_a_mix_is_what_its_items_say():
@@ -310,22 +312,6 @@ def test_the_agreement_sees_what_must_agree(change):
   assert run_config.agreement(one) != run_config.agreement(other)
 
 
-def test_another_process_finds_the_same_agreement():
-  code = (
-    'from diloco.config import run_config as config; '
-    'from experiments import common; '
-    'print(config.agreement(config.build(common.base())))'
-  )
-  theirs = subprocess.run(
-    [sys.executable, '-c', code],
-    env=os.environ | {'PYTHONHASHSEED': '77'},
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout.strip()
-  assert theirs == str(run_config.agreement(run_config.build(common.base())))
-
-
 def test_differences_name_the_key_and_both_values():
   mine = run_config.agreement(run_config.build(common.base()))
   theirs = run_config.agreement(run_config.build(changed(outer__lr=0.7)))
@@ -335,12 +321,6 @@ def test_differences_name_the_key_and_both_values():
   assert run_config.differences(mine, theirs) == 'outer.lr: 0.6 here, 0.7 there'
   del theirs['seed']
   assert 'seed: 0 here, absent there' in run_config.differences(mine, theirs)
-
-
-def test_the_value_is_frozen():
-  config = run_config.build(common.base())
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    config.outer.lr = 1.0
 
 
 @pytest.mark.parametrize('section', ['run', 'protocol', 'outer', 'lab'])

@@ -7,17 +7,8 @@ import pytest
 
 from diloco.config import run_config
 from diloco.lab.run import train
-from diloco.run import tape_events
-from diloco.run.event_log import read_tapes
 from diloco.run.spec import make_run_spec
 from experiments import common
-from tests.in_process.in_process import Run
-from tests.transport.faulty import Faults
-
-# It compares wall-clock delays with steps of a fixed length.
-pytestmark = pytest.mark.alone
-
-STEP_FLOOR_S = 0.15
 
 
 def _in_the_lab(**lab) -> collections.Counter[int]:
@@ -33,18 +24,6 @@ def _in_the_lab(**lab) -> collections.Counter[int]:
   return train(run_spec).tally.delays
 
 
-def _in_a_run(tape: tuple) -> collections.Counter[int]:
-  """Counts steps since the merged copy, from a learner's tape."""
-  copied, found = {}, collections.Counter()
-  for line in tape:
-    match line.said:
-      case tape_events.Snapshot(handle=handle, step=step):
-        copied[handle] = step
-      case tape_events.Apply(handle=handle, step=step) if handle in copied:
-        found[step - copied.pop(handle)] += 1
-  return found
-
-
 @pytest.mark.parametrize(
   'latency_s,expected',
   # Three latencies and two transfers of 0.1 s, in steps of 1 s.
@@ -56,21 +35,3 @@ def test_the_lab_takes_in_an_update_as_late_as_the_loop_would(
   delays = _in_the_lab(latency_s=latency_s)
   assert delays.most_common(1)[0][0] == expected, delays
   assert min(delays) >= 2, delays
-
-
-def test_a_run_over_a_fast_link_takes_as_long_as_the_lab_says(tmp_path):
-  run = Run(
-    tmp_path,
-    Faults(),
-    step_floor_s=STEP_FLOOR_S,
-    learners=1,
-    total_steps=60,
-    grace_cap_steps=0.0,
-  )
-  run.start_syncer()
-  run.start(0)
-  run.join()
-  delays = _in_a_run(read_tapes(run.workdir).learners[0])
-  expected = _in_the_lab().most_common(1)[0][0]
-  assert sum(delays.values()) >= 10, delays
-  assert delays.most_common(1)[0][0] == expected, delays

@@ -42,20 +42,6 @@ def _group(
   return DataParallelSteps(FailureSchedule(config), learners, pause_s, elastic)
 
 
-def test_nobody_dies():
-  group = _group(elastic=True)
-  steps = [group.step() for _ in range(3)]
-  assert [step.end_s for step in steps] == [1.0, 2.0, 3.0]
-  assert all(step.members == (0, 1) for step in steps)
-
-
-def test_elastic_without_deaths_is_data_parallel():
-  waiting, elastic = (
-    list(itertools.islice(_steps(_group(elastic=x)), 3)) for x in (False, True)
-  )
-  assert waiting == elastic
-
-
 def test_an_elastic_group_goes_on_with_fewer_after_a_pause():
   group = _group(elastic=True)
   group.step()
@@ -72,13 +58,6 @@ def test_who_waits_stands_until_it_is_back():
   group.kill(0)
   step = group.step()
   assert (step.begin_s, step.members) == (13.0, (0, 1))
-
-
-def test_nobody_is_left():
-  group = _group(elastic=True)
-  group.kill(0)
-  group.kill(1)
-  assert group.step().begin_s >= 12.0
 
 
 def test_deaths_are_the_same_for_every_system():

@@ -48,18 +48,6 @@ def test_a_visitor_is_there_for_a_half(begin, end, events):
   assert trained.goodput > 0.9
 
 
-def test_a_visitor_that_dies_comes_back_only_if_it_is_to_be_there():
-  seen = Events()
-  config = _config(0.0, 0.5, mtbf_steps=8.0, away_steps=4.0)
-  trained = train(make_run_spec(config), observer=seen)
-  assert trained.points[-1].step == 24
-  mine = [e for who, e in seen.seen if who == 'learner-2']
-  assert mine.count('started') <= 1 + mine.count('killed')
-  assert mine.count('stopped') <= 1
-  if 'stopped' in mine:
-    assert 'started' not in mine[mine.index('stopped') :]
-
-
 def test_the_time_in_which_learners_should_be_there():
   visits = TransientLearners(_config())
   assert visits.learner_s(10.0) == 2 * 10.0

@@ -15,13 +15,6 @@ def result(loss: float) -> SeedResult:
   return SeedResult(loss, loss, ((10, 100, loss),), 3, 1.0, 0.9, 2.0)
 
 
-def test_a_result_is_read_as_it_was_written(tmp_path):
-  assert sweep.read(tmp_path, 'a b', 1) is None
-  sweep.write_into(sweep.folder(tmp_path, 'a b', 1), result(1.5))
-  assert sweep.read(tmp_path, 'a b', 1) == result(1.5)
-  assert sweep.read(tmp_path, 'a b', 0) is None
-
-
 def test_a_result_may_have_the_health_of_its_points_or_be_older(tmp_path):
   told = dataclasses.replace(result(1.5), health=({'overlap': 0.5},))
   run = sweep.folder(tmp_path, 'a b', 1)
@@ -31,17 +24,6 @@ def test_a_result_may_have_the_health_of_its_points_or_be_older(tmp_path):
   del fields['health']
   (run / sweep.RESULT).write_text(json.dumps(fields))
   assert sweep.read_from(run) == result(1.5)
-
-
-def test_variants_in_their_order():
-  def make(add):
-    add('base', {})
-    add('other', {'outer.lr': 0.7}, against='base')
-
-  assert sweep.variants(make) == [
-    Variant('base', {}),
-    Variant('other', {'outer.lr': 0.7}, 'base'),
-  ]
 
 
 @pytest.mark.parametrize(
@@ -80,10 +62,6 @@ def test_one_seed_has_no_interval():
     2.0227 * s / math.sqrt(40), 1e-4
   )
   assert math.isnan(sweep.half_width([0.1]))
-
-
-def test_a_variant_without_runs_is_left_out():
-  assert sweep.compare({}, [Variant('base', {})]) == []
 
 
 def test_a_variant_may_stand_in_several_charts(tmp_path):

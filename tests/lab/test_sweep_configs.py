@@ -52,12 +52,6 @@ def test_wrong_variants_are_named_all_at_once():
   assert "'c': protocol: learners=0" in problems
 
 
-def test_a_finished_run_of_the_same_configuration_counts(tmp_path):
-  configs = made()
-  finish(tmp_path, 'other', configs['other'])
-  variant_configs.check(configs, ROWS, 1, tmp_path)
-
-
 def test_name_and_seed_do_not_make_it_another(tmp_path):
   configs = made()
   [older] = made([Variant('base', {'name': 'older', 'seed': 7})]).values()
@@ -74,14 +68,6 @@ def test_a_finished_run_that_was_configured_otherwise_is_refused(tmp_path):
   assert str(sweep.folder(tmp_path, 'other', 0)) in problem
   assert 'outer.lr=0.6 there, 0.25 here' in problem
   assert 'remove it, or use another --workdir' in problem
-
-
-def test_a_finished_run_without_its_configuration_is_refused(tmp_path):
-  configs = made()
-  finish(tmp_path, 'base', configs['base'])
-  Workdir(sweep.folder(tmp_path, 'base', 0)).config.unlink()
-  with pytest.raises(ConfigError, match=r'config\.json'):
-    variant_configs.check(configs, ROWS, 1, tmp_path)
 
 
 def test_a_run_of_before_a_key_was_there_counts_where_it_is_left_alone(
@@ -113,16 +99,6 @@ def test_values_of_a_key_are_compared_with_the_first():
   assert [c.outer.lr for c in made(rows).values()] == [0.3, 0.6, 1.0]
 
 
-def test_values_that_are_no_numbers_have_no_chart():
-  rows = sweep.variants(
-    sweep.of_values('protocol.blend=carry,overwrite', run_config.key_types())
-  )
-  assert [row.at for row in rows] == [(), ()]
-  assert [c.protocol.blend for c in made(rows).values()] == [
-    'carry', 'overwrite',
-  ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
@@ -136,11 +112,3 @@ def test_values_that_are_no_numbers_have_no_chart():
 def test_values_that_can_not_be_are_refused(text, message):
   with pytest.raises(ValueError, match=message):
     sweep.of_values(text, run_config.key_types())
-
-
-def test_an_unknown_key_of_values_is_named_with_the_nearest():
-  rows = sweep.variants(
-    sweep.of_values('outer.lrr=0.3,0.6', run_config.key_types())
-  )
-  with pytest.raises(ConfigError, match=r'did you mean outer\.lr\?'):
-    made(rows)

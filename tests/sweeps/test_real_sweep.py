@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sweep of real runs, which are stood for by the records that they leave."""
 
-import os
 import signal
 
 import pytest
 
 from diloco.config.sections import ConfigError
 from diloco.sweeps import making, sweep, variant_configs
-from diloco.sweeps.sweep import SeedResult, Variant
+from diloco.sweeps.sweep import Variant
 from experiments import tests_tiny
 from launch import local, real_sweep, session
 from launch import program as launch_program
@@ -103,18 +102,6 @@ def test_a_run_that_a_signal_stops_is_the_last(tmp_path, capsys):
   assert shown.out == ''
 
 
-def test_a_signal_between_two_runs_keeps_the_result(tmp_path):
-  runs = Runs()
-
-  def make_run(run, tell) -> int:
-    os.kill(os.getpid(), signal.SIGINT)
-    return runs(run, tell)
-
-  assert real_sweep.make(asked(tmp_path), make_run) == 128 + signal.SIGINT
-  assert runs.made == ['outer.lr = 0.3, seed 0']
-  assert sweep.read(tmp_path, 'outer.lr = 0.3', 0).loss == 2.0
-
-
 def _check(root, of_processes):
   made = variant_configs.make_configs(tests_tiny.get_config().to_dict(), ROWS)
   variant_configs.check(made, ROWS, SEEDS, root, of_processes)
@@ -125,14 +112,6 @@ def test_a_finished_run_of_processes_is_none_of_the_lab(tmp_path):
   _check(tmp_path, of_processes=True)
   with pytest.raises(ConfigError, match=r'otherwise \(by processes\)'):
     _check(tmp_path, of_processes=False)
-
-
-def test_a_run_of_the_lab_is_none_of_processes(tmp_path):
-  [run, *_] = asked(tmp_path).runs
-  found = SeedResult(1.0, 1.0, ((10, 100, 1.0),), 3, 1.0, 0.9, 2.0)
-  sweep.write_into(run.workdir.root, found)
-  with pytest.raises(ConfigError, match=r'otherwise \(in the lab\)'):
-    _check(tmp_path, of_processes=True)
 
 
 def test_a_run_that_is_over_without_a_result_is_looked_at(tmp_path):

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from diloco.config import run_config
-from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name
+from diloco.metrics.workdir import Workdir, learner_name
 from diloco.sweeps import recorded_result, sweep
 from diloco.sweeps.sweep import BadResult
 from experiments import tests_tiny
@@ -50,12 +50,6 @@ def test_the_curve_begins_ends_and_has_what_was_evaluated_between(workdir):
   )
 
 
-def test_without_an_evaluator_the_curve_has_two_points(workdir):
-  workdir.metrics(EVALUATOR).unlink()
-  curve = recorded_result.read(workdir, CONFIG).curve
-  assert [step for step, _, _ in curve] == [0, made_runs.STEPS]
-
-
 def test_without_records_of_steps_tokens_follow_the_global_step(workdir):
   """There are none with `run.log_every_steps` above the steps of the run."""
   for learner in (0, 1):
@@ -76,11 +70,6 @@ def test_the_learners_mean_is_not_known(workdir):
   assert dataclasses.replace(again, learners_loss=0.0) == dataclasses.replace(
     found, learners_loss=0.0
   )
-
-
-def test_a_learner_that_never_came_counts_as_absent(workdir):
-  three = run_config.build(tests_tiny.get_config('learners=3'))
-  assert recorded_result.read(workdir, three).participation == 3 / (2 * 3)
 
 
 @pytest.mark.parametrize('name', ['summary', 'evaluation'])
