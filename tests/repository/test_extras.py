@@ -41,7 +41,6 @@ for module in sys.argv[1:]:
 """
 MODULES = (
   'diloco.bench.__main__',
-  'diloco.bench.long_run',
   'diloco.learner.__main__',
   'diloco.learner.hosts.host_main',
   'diloco.syncer.__main__',

@@ -173,9 +173,10 @@ TABLE = {
     *SIMULATOR,
   },
   'diloco/prediction': {
+    'diloco.faults',
     'diloco.metrics',
     'diloco.pages.parts',
-    'numpy',
+    'diloco.protocol',
     *CONFIG,
     *SIMULATOR,
   },
@@ -306,7 +307,6 @@ TABLE = {
     'diloco.config.simulation',
     'experiments.common',
     'experiments.scales',
-    'experiments.simulated',  # Its twin for simulations.
   },
   'experiments/own_model.py': {  # Its model; the others only name theirs.
     'diloco.models.api',
@@ -326,12 +326,12 @@ TABLE = {
     'diloco.protocol',
     'diloco.run.exposure',
     'diloco.sizing.syncer_machine',
-    'diloco.sweeps.sweep_flags',
+    'diloco.sweeps',
     'diloco.transport.planes',
     'diloco.transport.sockets',
     'diloco.watch',
+    'yaml',
   },
-  'launch/backends/manifest_text.py': {'yaml'},
   # It judges runs as the simulator would, and simulates their plans.
   'launch/chaos': CONFIG
   | SIMULATOR
@@ -347,8 +347,6 @@ TABLE = {
     'numpy',
     'rich',
   },
-  'launch/sweeps': CONFIG
-  | {'absl', 'diloco.metrics', 'diloco.sweeps', 'launch', 'rich'},
 }
 
 

@@ -22,6 +22,10 @@ from launch.supervisor import Supervisor
 
 ANSWER_S = 20.0  # A launcher looks several times a second.
 LOOK_S = 0.05
+NO_PLACE = (
+  'all accelerators are dealt to learners of the configuration; start it by '
+  'hand: docs/one_machine.md'
+)
 Say = Callable[[str], None]
 
 
@@ -134,9 +138,6 @@ def _perform(
     return None
   roles = {role.name: role for role in program.roles}
   if name not in roles and program.newcomer is None:
-    return (
-      'all accelerators are dealt to learners of the configuration; start it '
-      'by hand: docs/one_machine.md'
-    )
+    return NO_PLACE
   running.add(roles.get(name) or program.newcomer(request.learner))
   return None
