@@ -40,13 +40,13 @@ def running(texts, tmp_path_factory):
     yield processes, syncer, learner
 
 
-def _refused(running, name: str, override: str) -> str:
-  """Starts learner 1 with an override of its own; returns what it was told.
+def _refused(running, name: str, *overrides: str) -> str:
+  """Starts learner 1 with overrides of its own; returns what it was told.
 
   Whatever that is, the syncer and learner 0 must go on.
   """
   processes, syncer, learner = running
-  refused = processes.learner(1, override, name=name)
+  refused = processes.learner(1, *overrides, name=name)
   assert processes.exit_code(refused) == EXIT_CONFIG, refused.output
   assert len(refused.errors) == 1, refused.output
   processes.until_merged(0)
@@ -55,15 +55,12 @@ def _refused(running, name: str, override: str) -> str:
   return refused.errors[0]
 
 
-def test_another_config_is_refused(running):
-  """Issue: another config is refused with the difference named."""
-  told = _refused(running, 'another-config', 'inner.lr=0.011')
+def test_another_config_and_layout_are_refused(running):
+  """Issue: each difference is named."""
+  told = _refused(
+    running, 'another', 'inner.lr=0.011', 'fragments.embedding=own'
+  )
   assert 'another inner.lr: 0.011, the run has 0.003' in told
-
-
-def test_another_layout_is_refused(running):
-  """Issue: another fragment layout is refused with the difference named."""
-  told = _refused(running, 'another-layout', 'fragments.embedding=own')
   expected = 'another fragments.embedding: "own", the run has "split"'
   assert expected in told
   assert 'another layout: ' in told

@@ -16,7 +16,7 @@ from diloco.simulator.scenario import BURDENED_FROM
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
-FIXED, FRESH, SOAK = 250, 500, 20_000
+FIXED, FRESH, SOAK = 100, 250, 20_000
 AT_ONCE = 250
 
 
@@ -39,15 +39,13 @@ def test_a_seed_that_once_failed(seed):
   simulator_swarm.run(seed)
 
 
-@pytest.mark.parametrize('first', range(0, FIXED, AT_ONCE))
-def test_fixed_swarm(first):
-  _all_hold(first, AT_ONCE)
+def test_fixed_swarm():
+  _all_hold(0, FIXED)
 
 
-@pytest.mark.parametrize('offset', range(0, FRESH, AT_ONCE))
-def test_fresh_swarm(offset, fresh):
+def test_fresh_swarm(fresh):
   """A seed that fails goes to `seeds.txt`, with what it has found."""
-  _all_hold(fresh + offset, AT_ONCE)
+  _all_hold(fresh, FRESH)
 
 
 @pytest.mark.soak
@@ -91,18 +89,10 @@ def test_what_the_scenarios_had_is_counted():
   }
 
 
-def test_progress_says_when_it_will_be_over(monkeypatch):
-  monkeypatch.setattr('time.monotonic', lambda: 15.0)
-  done = simulator_swarm.Survey(50, 1000, ((7, 'Violation'),))
-  line = diloco_swarm.progress(done, seeds=650, since_s=10.0)
-  assert line == '50/650, about 1:00 left  1 failed, 10 seeds/s'
-
-
-@pytest.mark.parametrize('jobs', (1, 2))
-def test_the_command_runs_seeds_without_jax(jobs):
+def test_the_command_runs_seeds_without_jax():
   code = (
     'import sys, runpy\n'
-    f'sys.argv = ["swarm", "--seeds=0:3", "--jobs={jobs}"]\n'
+    'sys.argv = ["swarm", "--seeds=0:3", "--jobs=2"]\n'
     'try:\n'
     '  runpy.run_module("diloco.swarm", run_name="__main__")\n'
     'finally:\n'

@@ -64,7 +64,3 @@ def test_transcript(name, request):
   if request.config.getoption('--rewrite'):
     path.write_text(played)
   assert played == path.read_text()
-
-
-def test_there_are_transcripts():
-  assert len(list(FOLDER.glob('*.txt'))) >= 15

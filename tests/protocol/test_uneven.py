@@ -80,20 +80,6 @@ def test_what_the_faster_one_trains_beyond_the_bound_is_merged():
     assert steps >= 0.95 * cluster.learners[learner].steps
 
 
-def test_synchronous_learners_stay_in_step_while_t_is_bounded():
-  """τ = 0: each round has s steps of each, also after one was away."""
-  cluster = _two_of_which_one_is_fast(overlap_steps=0)
-  cluster.run(20.0)
-  cluster.kill(1)
-  cluster.run(20.2)
-  cluster.start(1)
-  cluster.run(40.0)
-  late = [merge for at_s, merge in cluster.observer.merges if at_s > 22.0]
-  steps = {s.c_steps for merge in late for s in merge.shares}
-  assert len(late) > 100 and steps == {cluster.config.sync_every_steps}
-  assert all(len(merge.shares) == 2 for merge in late)
-
-
 class OneOfItsOwn:
   """Wires over which the pulls of one learner take longer after a time."""
 
@@ -163,9 +149,9 @@ def test_a_slow_one_holds_up_others_no_more_than_its_share_of_the_time():
   wires = OneOfItsOwn(0.05, learner=3, pull_s=1.5)
   options = {'sync_every_steps': 12, 'overlap_steps': 2, 'step_s': 0.1}
   cluster = _pulled_over(wires, **options)
-  cluster.run(300.0)
+  cluster.run(200.0)
   assert 0.03 < _participation(cluster, 3, from_s=100.0) < 0.5
-  assert len(_merges(cluster, 100.0)) > 0.55 * 200 / 0.3
+  assert len(_merges(cluster, 100.0)) > 0.55 * 100 / 0.3
 
 
 def test_the_sync_includes_the_way_back():
@@ -200,7 +186,7 @@ def test_a_fragment_ten_times_as_large_costs_nobody_its_part():
   assert kinds == {'joined', 'ready'}
 
 
-@pytest.mark.parametrize('quorum,least', [(1, 0.95), (4, 0.95), (8, 0.95)])
+@pytest.mark.parametrize('quorum,least', [(1, 0.95), (8, 0.95)])
 def test_one_hanging_path_leaves_the_others_their_rounds(quorum, least):
   """200 rounds a minute; from 30 s on nothing comes from learner 3."""
   wires = OneOfItsOwn(0.02, learner=3, pull_s=1e6, at_s=30.0)

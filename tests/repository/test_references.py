@@ -23,7 +23,7 @@ PATH = re.compile(r'(?<![\w/.-])(?:[\w-]+/)+[\w-]+\.(?:py|c|sh|md|html)\b')
 WORD = re.compile(r'[^\W\d]\w*')
 PYTHON = ('*.py', '*.c', '*.sh', '*.html')
 TOPS = {'diloco', 'launch', 'experiments', 'tests', 'docs', 'colab'}
-PLACEHOLDERS = {'NAME', 'FILE', 'x'}
+PLACEHOLDERS = {'NAME', 'FILE', 'STUDY', 'x'}
 # Names of other people's packages.
 EXTERNAL = {'torch', 'jax', 'grpc', 'optax', 'inject_hyperparams', 'preexec_fn'}
 

@@ -121,16 +121,6 @@ def test_a_damaged_last_checkpoint_is_regained_from_learners(ended):
   _check_same(ended.regained, ended.expected)
 
 
-def test_a_checkpoint_newer_than_the_ledger_is_gone_on_from(ended):
-  workdir = ended.as_it_was()
-  previous = workdir.syncer / 'ledger.previous.json'
-  previous.replace(workdir.syncer / 'ledger.json')
-  syncer = ended.syncer_of('newer-checkpoint')
-  assert ended.processes.exit_code(syncer) == 0
-  assert 'goes on from the checkpoint of round' in syncer.output
-  _check_same(read_parameters(workdir.parameters), ended.expected)
-
-
 def test_what_nobody_has_is_refused_and_nothing_written(ended):
   workdir = ended.as_it_was()
   _damage(workdir)
