@@ -332,7 +332,7 @@ def _candidate(clock=2, **fields):
 
 
 def _count(*candidates, **changes):
-  counted = Candidates(1, 0, config_of(changes))
+  counted = Candidates(1, 0, RoundPolicy(config_of(changes)))
   for learner, candidate in enumerate(candidates):
     counted.put(learner, candidate)
   return counted
@@ -357,6 +357,28 @@ def test_clocks_alone_do_not_complete_a_round():
   assert not candidates.decide(quorum=1).complete
   candidates.put(1, None)  # Its session has ended.
   assert candidates.decide(quorum=1).complete
+
+
+@pytest.mark.parametrize(
+  'spacing,clock,offered,awaits',
+  [
+    (2, 2, 1, False),
+    (2, 1, 1, True),  # It may refresh its offer before its step is due.
+    (2, 2, None, True),
+    (2, 2, 0, True),  # Its offer is for an older round of the fragment.
+    (1, 1, 1, False),  # Its next offer is of another fragment.
+  ],
+)
+def test_a_window_ends_early_once_it_is_open_for_nobody(
+  spacing, clock, offered, awaits
+):
+  policy = RoundPolicy(
+    config_of({'fragments': 4, 'sync_every_steps': 4 * spacing})
+  )
+  assert policy.awaits(1, 2, clock, offered) == awaits
+  over = policy.why_over(0.0, 9.0, awaits, '1/1 offers')
+  assert over == (None if awaits else 'everyone is in')
+  assert policy.why_over(9.0, 9.0, True, '1/1 offers').startswith('window')
 
 
 def test_fresh_admission_leaves_out_who_is_behind():
