@@ -179,7 +179,7 @@ class SyncerServer:
     """Queues a message, on a thread of its session; blocks while the inbox is
     full.
     """
-    if isinstance(message, messages.Hello):
+    if isinstance(message, messages.OPENING):
       self._keys[session] = message.learner, message.incarnation
     if isinstance(message, orders.ShardHello):
       self._shard_sessions[session] = message.shard

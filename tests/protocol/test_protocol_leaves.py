@@ -28,7 +28,7 @@ from diloco.protocol.syncer.collecting import Candidate, Candidates, kth_s
 from diloco.protocol.syncer.offers import MergedSteps
 from diloco.protocol.syncer.rounds import HeldOffer
 from diloco.protocol.weights import equal_weight, normalised, token_weight
-from tests.protocol.stages import SyncerStage, config_of
+from tests.protocol.stages import FINGERPRINTS, RUN, SyncerStage, config_of
 
 
 def _pace(clocks, quorum, spacing_steps=10, ahead_max=10):
@@ -438,6 +438,32 @@ def test_a_round_follows_the_rule_of_quorum_of_its_config(monkeypatch):
   assert policy.enough(2, 2, quorum=1).holds
   counted = RoundPolicy(config_of({}))
   assert counted.enough(1, 2, quorum=1) == (True, '1/1 offers, 2 live')
+
+
+@pytest.mark.parametrize(
+  'changes,refused',
+  [({}, False), ({'run': 'other'}, True), ({'fingerprints': {}}, True)],
+)
+def test_an_inquiry_is_answered_and_changes_nothing(changes, refused):
+  stage = SyncerStage()
+  stage.say('join', {'learner': 0})
+  before = stage.machine.snapshot()
+  inquiry = messages.Inquiry(
+    **{
+      'protocol': messages.PROTOCOL_VERSION,
+      'run': RUN,
+      'learner': 0,
+      'incarnation': 9,
+      'fingerprints': FINGERPRINTS,
+      **changes,
+    }
+  )
+  heard = syncer_events.Heard(0, 9, inquiry)
+  effects = stage.machine.handle(heard, before.now)
+  assert stage.machine.snapshot() == before
+  assert isinstance(effects[-1], syncer_events.EndSession)
+  said = [x.message for x in effects if isinstance(x, syncer_events.Send)]
+  assert [each.final for each in said] == [True] * refused
 
 
 def test_a_crc_that_was_told_outlives_the_shard():
