@@ -117,14 +117,19 @@ class Replica:
     Raises:
       Mismatch: the host has another version, or a CRC does not match.
     """
-    held, theta = self.fragment(fragment)
-    if held != version - 1:
-      needed = f'the update needs {version - 1}'
-      raise VersionGap(f'version {held} is here, {needed}')
+    self.check_base(fragment, version)
+    _, theta = self.fragment(fragment)
     sent = self._decode(fragment, parts, self._run_spec.down)
     found = FragmentReplica(version, add(theta, sent), crc)
     self._verify(fragment, found, part_crcs)
     self._held[fragment] = found
+
+  def check_base(self, fragment: int, version: int):
+    """Raises `VersionGap` unless the update to `version` fits what is here."""
+    held = self._held[fragment].version
+    if held != version - 1:
+      needed = f'the update needs {version - 1}'
+      raise VersionGap(f'version {held} is here, {needed}')
 
   def replace(
     self,
@@ -222,6 +227,7 @@ class ReplicaCodec:
     self._replica = replica
     self.slice_map = replica.slice_map
     self.held = replica.held
+    self.check_base = replica.check_base
 
   def encode_delta(
     self,

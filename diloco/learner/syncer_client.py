@@ -321,10 +321,10 @@ class SyncerClient:
     match effect:
       case learner_events.Send():
         self._send(effect.message)
-      case learner_events.FetchUpdate():
-        return self._fetch(self._transfer.pull_update, effect.update)
+      case learner_events.FetchUpdates():
+        return self._fetch(effect.updates, full=False)
       case learner_events.FetchFragment():
-        return self._fetch(self._transfer.pull_fragment, effect.message)
+        return self._fetch((effect.message,), full=True)
       case learner_events.FetchState():
         self._fetch_state(effect.state)
       case learner_events.DonateFragment():
@@ -379,15 +379,23 @@ class SyncerClient:
     if not self._up.submit(job):
       self.crash(RuntimeError('the worker has no room'))
 
-  def _fetch(self, pull, message) -> list[learner_events.Event]:
+  def _fetch(
+    self,
+    announced: Sequence[messages.Update | messages.FullFragment],
+    full: bool,
+  ) -> list[learner_events.Event]:
     """Queues a pull of bytes that the syncer offers."""
     session = self.incarnation
-    if self._down.submit(lambda: self.handle(pull(message, session))):
+
+    def job():
+      for event in self._transfer.pull(announced, full, session):
+        self.handle(event)
+
+    if self._down.submit(job):
       return []
+    last = announced[-1]
     reason = f'{JOBS_MAX} fetches are waiting'
-    return [
-      learner_events.FetchFailed(message.fragment, message.version, reason)
-    ]
+    return [learner_events.FetchFailed(last.fragment, last.version, reason)]
 
   def _fetch_state(self, state: messages.StateAt):
     """Queues the pull of what a donor offers, unless another offers it then."""

@@ -280,38 +280,42 @@ class FragmentTransfer:
 
   # In -----------------------------------------------------------------------
 
-  def pull_update(
+  def pull(
     self,
-    update: messages.Update,
+    announced: Sequence[messages.Update | messages.FullFragment],
+    full: bool,
     session: int,
-  ) -> learner_events.Event:
-    """Pulls an outer update and adds it to the host's copy and the devices'."""
-    return self._pull(update, False, self._run_spec.down, session)
+  ) -> list[learner_events.Event]:
+    """Pulls outer updates of one fragment, or a full fragment.
 
-  def pull_fragment(
-    self,
-    message: messages.FullFragment,
-    session: int,
-  ) -> learner_events.Event:
-    """Pulls a full fragment into the host's copy and the devices'."""
-    return self._pull(message, True, self._run_spec.full, session)
+    They go into the host's copy and the devices', one after another; see
+    `learner_events.FetchUpdates`.
+    """
+    came: list[learner_events.Event] = []
+    for message in announced:
+      p, version = message.fragment, message.version
+      try:
+        self._pull(message, full, session)
+      except (TransferFailed, Mismatch) as error:
+        reason = logged_reason(f'fragment {p} version {version}', error)
+        last = announced[-1].version
+        return [*came, learner_events.FetchFailed(p, last, reason)]
+      came = [learner_events.Rebuilt(p, version, message.crc)]
+    return came
 
-  def _pull(self, message, full, codec, session: int) -> learner_events.Event:
-    p, version = message.fragment, message.version
-    try:
-      expected = self._codec.slice_map.down_bytes(p, codec)
-      reason = why_unfit(message.payload, p, codec, expected)
-      if reason is None and len(message.part_crcs) != self._crcs_expected:
-        reason = f'{len(message.part_crcs)} CRCs of parts are announced'
-      if reason is not None:
-        raise Mismatch(reason)
-      self._take(message, full, session)
-    except (TransferFailed, Mismatch) as error:
-      reason = logged_reason(f'fragment {p} version {version}', error)
-      return learner_events.FetchFailed(p, version, reason)
-    return learner_events.Rebuilt(
-      p, version, message.crc, message.payload.handle
-    )
+  def _pull(self, message, full: bool, session: int):
+    """Checks what is announced, looks whether its base is here, and pulls."""
+    p, codec = message.fragment, self._run_spec.full
+    if not full:
+      codec = self._run_spec.down
+      self._codec.check_base(p, message.version)
+    expected = self._codec.slice_map.down_bytes(p, codec)
+    reason = why_unfit(message.payload, p, codec, expected)
+    if reason is None and len(message.part_crcs) != self._crcs_expected:
+      reason = f'{len(message.part_crcs)} CRCs of parts are announced'
+    if reason is not None:
+      raise Mismatch(reason)
+    self._take(message, full, session)
 
   @property
   def _crcs_expected(self) -> int:

@@ -7,6 +7,10 @@ import math
 from diloco.protocol.quorum_rules import QUORUM_RULES
 from diloco.protocol.weights import WEIGHTS
 
+# Encoded updates of a fragment that stay on offer to a session, the newest: as
+# many bytes as the full fragment at 4 bits, so that more would not pay.
+UPDATES_KEPT = 8
+
 
 @dataclasses.dataclass(frozen=True)
 class Admission:

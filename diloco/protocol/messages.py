@@ -143,6 +143,9 @@ class Report:
   # Time of all steps of this process, reported or not, without stalls.
   made_s: float = 0.0
   saved_step: int = 0  # Step of its newest complete checkpoint; 0: none.
+  # Time to fetch an update, by the time between two; above 1 the link down is
+  # too slow by that factor. 0: not known yet.
+  link_load: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +202,15 @@ class HandedIn:
 @dataclasses.dataclass(frozen=True)
 class Leaving:
   """No more steps will come; the last offer is made and may be merged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FragmentHeld:
+  """Answer to `AskFragment`: what the learner's host holds of Θ_p."""
+
+  fragment: int
+  version: int
+  crc: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,6 +299,13 @@ class NoState:
   """Answer to `WantState`: no donor is left."""
 
   reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AskFragment:
+  """Asks which version of Θ_p a learner holds, of one that this syncer lost."""
+
+  fragment: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,6 +426,7 @@ FROM_LEARNER = (
   WantState,
   StateTaken,
   StateOffered,
+  FragmentHeld,
   FragmentOffered,
   Goodbye,
 )
@@ -418,6 +438,7 @@ FROM_SYNCER = (
   DonationOver,
   StateAt,
   NoState,
+  AskFragment,
   DonateFragment,
   Quarantine,
   Update,

@@ -3,7 +3,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
@@ -54,16 +54,19 @@ class PullQueue:
     source: int,
     cargo: Cargo,
     fragment: int,
-    arrived: Callable[[], learner_events.Event],
+    arrived: Callable[[], Sequence[learner_events.Event]],
     wanted: Callable[[], bool] = lambda: True,
+    begins: Sequence[Callable[[], None]] = (),
   ):
     """Queues a pull; the process handles what `arrived` returns then.
 
     Args:
       wanted: asked when its turn comes; False drops it.
+      begins: called as the pull of each piece begins, if there are any: the
+        pieces are those of one pull, or several pulls at one go.
     """
     sim, wires = self._cluster.sim, self._cluster.wires
-    missing = wires.pieces(cargo)
+    missing = len(begins) or wires.pieces(cargo)
 
     def arrive():
       nonlocal missing
@@ -74,10 +77,13 @@ class PullQueue:
         pull_a_piece()
       else:
         self._end()
-        self._process.handle(arrived())
+        for event in arrived():
+          self._process.handle(event)
 
     def pull_a_piece():
       target = self._process.id
+      if begins:
+        begins[-missing]()
       when_s = wires.arrival_s(sim.now, source, target, cargo, fragment)
       sim.at(when_s, lambda: self._process.when_it_runs(arrive))
 

@@ -7,7 +7,8 @@ copied there can be encoded once step n is done.
 """
 
 import collections
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from diloco.protocol import messages
@@ -261,10 +262,11 @@ class SimulatedLearner:
         self._later(lambda: self._donate_fragment(effect.fragment))
       case learner_events.FetchState():
         self._fetch_state(effect.state)
-      case learner_events.FetchUpdate():
-        self._fetch_update(effect.update)
+      case learner_events.FetchUpdates():
+        self._fetch(effect.updates, Cargo.UPDATE, self.contents.update)
       case learner_events.FetchFragment():
-        self._fetch_fragment(effect.message)
+        fetch = (effect.message,), Cargo.FRAGMENT, self.contents.replace
+        self._fetch(*fetch)
       case learner_events.Forget():
         self._forget(effect.handles)
       case learner_events.Begin():
@@ -374,7 +376,7 @@ class SimulatedLearner:
   def _fetch_state(self, state: messages.StateAt):
     """Fetches a donor's Θ, which replaces the host's on arrival."""
 
-    def arrived() -> learner_events.Event:
+    def fetched() -> learner_events.Event:
       donor = self._cluster.learners[state.donor]
       offered = state.offered
       session = offered.learner, offered.incarnation
@@ -389,34 +391,44 @@ class SimulatedLearner:
 
     self._state_wanted = state
     wanted = lambda: state is self._state_wanted  # noqa: E731
-    self._pulls.add(state.donor, Cargo.STATE, 0, arrived, wanted)
-
-  def _fetch_update(self, update: messages.Update):
-    self._fetch(update, Cargo.UPDATE, self.contents.update)
-
-  def _fetch_fragment(self, message: messages.FullFragment):
-    self._fetch(message, Cargo.FRAGMENT, self.contents.replace)
+    self._pulls.add(state.donor, Cargo.STATE, 0, lambda: [fetched()], wanted)
 
   def _fetch(
     self,
-    message: messages.Update | messages.FullFragment,
+    announced: Sequence[messages.Update | messages.FullFragment],
     cargo: Cargo,
     take_in: Callable[[int, int, Any, int], str | None],
   ):
-    p, version = message.fragment, message.version
-    syncer = self._cluster.syncer
+    """Pulls what the syncer has announced, and takes in one after another."""
+    syncer, session = self._cluster.syncer, (self.id, self.incarnation)
+    withdrawn: set[int] = set()  # Versions that were, when their turn came.
 
-    def arrived() -> learner_events.Event:
+    def look(message):
+      if not syncer.offers(session, message.fragment, message.payload.handle):
+        withdrawn.add(message.version)
+
+    def why_not(message) -> str | None:
       up = syncer.alive and not syncer.stopped
       here = up and self._cluster.is_reached(self.id)
       here = here and message.payload.order.holds
       if not here or self._cluster.fails():
-        reason = 'lost on the way'
-      else:
-        reason = take_in(p, version, message.payload.data, message.crc)
-      if reason is not None:
-        return learner_events.FetchFailed(p, version, reason)
-      handle = message.payload.handle
-      return learner_events.Rebuilt(p, version, message.crc, handle)
+        return 'lost on the way'
+      if message.version in withdrawn:
+        return 'not offered'
+      p, version = message.fragment, message.version
+      return take_in(p, version, message.payload.data, message.crc)
 
-    self._pulls.add(SYNCER, cargo, p, arrived)
+    def arrived() -> list[learner_events.Event]:
+      events, last = [], announced[-1]
+      for message in announced:
+        p, version = message.fragment, message.version
+        reason = why_not(message)
+        if reason is not None:
+          failed = learner_events.FetchFailed(p, last.version, reason)
+          return [*events, failed]
+        events = [learner_events.Rebuilt(p, version, message.crc)]
+      return events
+
+    begins = [functools.partial(look, message) for message in announced]
+    fragment = announced[0].fragment
+    self._pulls.add(SYNCER, cargo, fragment, arrived, begins=begins)

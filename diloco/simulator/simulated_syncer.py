@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process of the syncer in a simulated cluster, around the real machine."""
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from diloco.protocol import messages
+from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import Ledger
@@ -64,6 +66,8 @@ class SimulatedSyncer:
     # Whole fragments that learners have given, until the machine takes one.
     self._donated: dict[tuple[int, tuple[int, int]], tuple[int, Any, int]] = {}
     self._waits_for_disk: list[Callable[[], None]] = []
+    # Handles on offer: by session and fragment, of updates and full fragments.
+    self._offered: dict[tuple, collections.deque[int]] = {}
     self._alarm = Alarm(
       cluster.sim,
       lambda: self.machine.deadline() if self.alive else None,
@@ -118,6 +122,24 @@ class SimulatedSyncer:
       self._perform(effect)
     self._alarm.set()
 
+  def offers(
+    self, session: tuple[int, int], fragment: int, handle: int
+  ) -> bool:
+    """Returns True if what was announced to a session can still be pulled."""
+    return any(
+      handle in self._offered.get((session, fragment, full), ())
+      for full in (False, True)
+    )
+
+  def _offer(
+    self, session: tuple[int, int], fragment: int, full: bool, handle: int
+  ):
+    """Keeps as many offers as a real one does, and withdraws older ones."""
+    most = 1 if full else UPDATES_KEPT
+    key = session, fragment, full
+    new = collections.deque(maxlen=most)
+    self._offered.setdefault(key, new).append(handle)
+
   def save(self) -> Disk:
     """Writes ledger and checkpoint; returns the disk."""
     self._write_ledger(checkpoint=True)
@@ -169,6 +191,10 @@ class SimulatedSyncer:
       case syncer_events.Send():
         cluster.to_learner(effect.learner, effect.incarnation, effect.message)
       case syncer_events.EndSession():
+        session = effect.learner, effect.incarnation
+        ended = [key for key in self._offered if key[0] == session]
+        for key in ended:
+          del self._offered[key]
         cluster.drop(effect)
       case syncer_events.Pull():
         self._pull(effect)
@@ -266,6 +292,7 @@ class SimulatedSyncer:
     handle = self._cluster.next_handle()
     payload = Carried(handle, 'down', 1, 0, data=data, order=order)
     for session in effect.recipients:
+      self._offer(session, p, False, handle)
       update = effect.update(session, payload, self.crcs[p])
       self._cluster.to_learner(*session, update)
 
@@ -283,11 +310,14 @@ class SimulatedSyncer:
       self.disk = dataclasses.replace(self.disk, ledger=ledger, crcs=crcs)
 
   def _serve(self, effect: syncer_events.SendFull):
+    session = effect.learner, effect.incarnation
+    handle = self._cluster.next_handle()
+    self._offer(session, effect.fragment, True, handle)
     message = messages.FullFragment(
       effect.fragment,
       self.machine.snapshot().versions[effect.fragment],
       Carried(
-        self._cluster.next_handle(),
+        handle,
         'f32',
         1,
         0,

@@ -11,6 +11,8 @@ They cover one process each, excluding Python, jax and the data:
 import dataclasses
 from collections.abc import Iterable, Iterator
 
+from diloco.protocol.config import UPDATES_KEPT
+
 F32_BYTES = 4
 
 
@@ -98,8 +100,13 @@ def of_syncer(
     ),
     # Δ, u, what is wanted and sent, the next Θ_p and residual.
     Memory('the outer step', '6·4F', 6 * F32_BYTES * f),
-    # One of each kind per learner and fragment until it is fetched.
-    Memory('updates on offer', f'{ahead}·M·bF', ahead * learners * b * f),
+    # Until they are fetched; and where a link is too slow for the run, the last
+    # of each fragment, which learners of one host share.
+    Memory(
+      'updates on offer',
+      f'{ahead}·M·bF + {UPDATES_KEPT}·bN',
+      ahead * learners * b * f + UPDATES_KEPT * b * n,
+    ),
     # Arrays of numpy are written as they are; the momentum is of jax.
     Memory('its checkpoint, while it is written', '4N', F32_BYTES * n),
   )

@@ -5,6 +5,7 @@ import collections
 from collections.abc import Callable
 
 from diloco.protocol import messages
+from diloco.protocol.config import UPDATES_KEPT
 from diloco.transport.control_server import ControlSession
 
 Key = tuple[int, int]  # (learner, incarnation)
@@ -20,8 +21,8 @@ class LearnerSession:
   def __init__(self, session: ControlSession):
     self.session = session
     self._waiting: collections.deque[MessageReservation] = collections.deque()
-    # (codec, fragment) → handle; older ones of a kind are gone.
-    self._offered: dict[tuple[str, int], int] = {}
+    # (codec, fragment) → handles; older ones of a kind are gone.
+    self._offered: dict[tuple[str, int], collections.deque[int]] = {}
     self._nbytes: dict[int, int] = {}  # Bytes on offer, by handle.
 
   def send(self, message):
@@ -35,12 +36,12 @@ class LearnerSession:
     return place
 
   def note_offer(self, fragment: int, payload: messages.Payload):
-    """Notes an offer that can be fetched now, instead of the one it
-    replaces.
-    """
-    before = self._offered.get((payload.codec, fragment), 0)
-    self.retire(before)
-    self._offered[payload.codec, fragment] = payload.handle
+    """Notes an offer that can be fetched now; the oldest is not any more."""
+    kind = payload.codec, fragment
+    offered = self._offered.setdefault(kind, collections.deque())
+    if len(offered) == UPDATES_KEPT:
+      self.retire(offered.popleft())
+    offered.append(payload.handle)
     self._nbytes[payload.handle] = payload.nbytes
 
   def retire(self, handle: int) -> int:

@@ -17,6 +17,7 @@ from diloco.numerics import payload
 from diloco.numerics.codec import Codec
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
+from diloco.protocol.config import UPDATES_KEPT
 from diloco.run import contributions
 from diloco.run.host_slices import Decode, SliceMap, read_slice_map
 from diloco.run.payload_parts import TransferPace, part_of
@@ -40,8 +41,11 @@ Key = tuple[int, int]  # (learner, incarnation)
 class PeerEnds:
   """A publisher and a fetcher for each host of the learner.
 
-  Per fragment, it keeps one outer update and one full fragment on offer: a
-  learner that is further behind needs the newest full fragment anyway.
+  Per fragment, it keeps the newest outer updates and one full fragment on
+  offer, until the learner has fetched them: one over a slow link fetches
+  several updates at one go, and one that is further behind the newest full
+  fragment. The bytes are those of the merge: for all learners of one host the
+  same arrays.
   """
 
   def __init__(
@@ -54,23 +58,30 @@ class PeerEnds:
     self.slice_map = slice_map
     self.addresses = tuple(publisher.address for publisher in publishers)
     self._publishers = tuple(publishers)
-    # (codec, fragment) → handle.
-    self._offered: dict[tuple[str, int], int] = {}
+    # (kept, fragment) → handles.
+    self._offered: dict[tuple[int, int], list[int]] = {}
 
   def offer(
-    self, codec: str, fragment: int, handle: int, parts: Sequence[np.ndarray]
+    self, kept: int, fragment: int, handle: int, parts: Sequence[np.ndarray]
   ):
-    """Offers each host its part, which replaces the last one of its kind."""
-    before = self._offered.get((codec, fragment))
+    """Offers each host its part.
+
+    Args:
+      kept: how many of the kind stay on offer; older ones are withdrawn.
+    """
     for publisher, data in zip(self._publishers, parts, strict=True):
       if data.size:
         publisher.offer(handle, data)
-    self._offered[codec, fragment] = handle
-    if before is not None:
+    offered = self._offered.setdefault((kept, fragment), [])
+    offered.append(handle)
+    for before in offered[:-kept]:
       self.retire(before)
 
   def retire(self, handle: int):
     """Withdraws an offer, if it is there."""
+    for offered in self._offered.values():
+      if handle in offered:
+        offered.remove(handle)
     for publisher in self._publishers:
       publisher.retire(handle)
 
@@ -334,19 +345,20 @@ class Shard:
 
   def _publish(self, order: orders.PublishPart) -> orders.PartOffered:
     data = self._outcomes.pop(order.merge).data
-    down = self._run_spec.down
-    return self._offer(order.job, order.recipients, down, order.fragment, data)
+    what = self._run_spec.down, UPDATES_KEPT, order.fragment, data
+    return self._offer(order.job, order.recipients, *what)
 
   def _serve(self, order: orders.ServePart) -> orders.PartOffered:
     _, data, _ = self.model.fragment(order.fragment)
-    full = self._run_spec.full
-    return self._offer(order.job, [order.recipient], full, order.fragment, data)
+    what = self._run_spec.full, 1, order.fragment, data
+    return self._offer(order.job, [order.recipient], *what)
 
   def _offer(
     self,
     job: int,
     recipients: Sequence[orders.Recipient],
     codec: Codec,
+    kept: int,
     fragment: int,
     data: np.ndarray,
   ) -> orders.PartOffered:
@@ -357,7 +369,7 @@ class Shard:
       if ends is None:
         continue
       parts = ends.slice_map.cut(data, fragment, self.shard, codec)
-      ends.offer(codec.name, fragment, to.handle, parts)
+      ends.offer(kept, fragment, to.handle, parts)
       if not ends.slice_map.whole:
         theta = self.model.state(fragment).theta
         crcs = ends.slice_map.crcs(theta, fragment, self.shard)

@@ -166,8 +166,9 @@ class _LockstepLearner:
         self._lockstep.tell_syncer(self, effect.message)
       case learner_events.Snapshot():
         self._offer(effect)
-      case learner_events.FetchUpdate():
-        self._fetch(effect.update)
+      case learner_events.FetchUpdates():
+        for update in effect.updates:
+          self._fetch(update)
       case learner_events.Apply():
         p = effect.fragment
         held, theta = self.host.fragment(p)
@@ -214,8 +215,7 @@ class _LockstepLearner:
     p, version = update.fragment, update.version
     parts = (self._lockstep.sent[p, version],)
     self.host.update(p, version, parts, update.crc)
-    handle = update.payload.handle
-    self.handle(learner_events.Rebuilt(p, version, update.crc, handle))
+    self.handle(learner_events.Rebuilt(p, version, update.crc))
 
 
 class Lockstep:

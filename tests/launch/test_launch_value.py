@@ -42,7 +42,7 @@ def test_less_than_that_is_said():
   config = a_large_config('v5e-32')
   place = a_large_launch('v5e-32', syncer_memory_gib=16).syncer.resources
   (note,) = syncer_sizes.notes(config, place.memory_gib, place.disk_gib)
-  assert note.startswith('--syncer_memory_gib=16: the syncer takes 104 GiB')
+  assert note.startswith('--syncer_memory_gib=16: the syncer takes 123 GiB')
 
 
 def test_a_model_of_ones_own_gets_what_is_said():

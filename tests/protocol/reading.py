@@ -108,9 +108,12 @@ def of_learner(effect: learner_events.Effect) -> str:
       return 'save'
     case learner_events.Cease():
       return 'cease'
-    case learner_events.FetchUpdate():
-      update = effect.update
-      return f'fetch update {update.fragment} to version {update.version}'
+    case learner_events.FetchUpdates():
+      versions = [str(update.version) for update in effect.updates]
+      several = 's' if len(versions) > 1 else ''
+      p, last = effect.updates[0].fragment, ' and '.join(versions[-1:])
+      first = f'{versions[0]} … ' if several else ''
+      return f'fetch update{several} {p} to version{several} {first}{last}'
     case learner_events.FetchFragment():
       message = effect.message
       return f'fetch all of {message.fragment} at version {message.version}'
@@ -161,6 +164,11 @@ def of_message(message) -> str:
       return f'learner {message.donor} offers its state'
     case messages.NoState():
       return f'no state, {message.reason}'
+    case messages.AskFragment():
+      return f'which version of fragment {message.fragment}?'
+    case messages.FragmentHeld():
+      what = f'version {message.version} of fragment {message.fragment}'
+      return f'{what} is here'
     case messages.DonateFragment():
       return f'donate fragment {message.fragment} version {message.version}'
     case messages.Skipped():

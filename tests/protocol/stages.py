@@ -201,6 +201,11 @@ class SyncerStage:
     )
     yield self._heard(learner, offered)
 
+  def _hold(self, learner, fragment, version):
+    crc = crc_of(fragment, version)
+    held = messages.FragmentHeld(fragment, version, crc)
+    yield self._heard(learner, held)
+
   def _taken(self, learner, fragment):
     incarnation = self._incarnations[learner]
     yield syncer_events.FragmentTaken(fragment, learner, incarnation)
@@ -355,7 +360,7 @@ class LearnerStage:
 
   def _rebuilt(self, fragment, version, crc=None):
     crc = crc or crc_of(fragment, version)
-    yield learner_events.Rebuilt(fragment, version, crc, self._handle)
+    yield learner_events.Rebuilt(fragment, version, crc)
 
   def _fail(self, fragment, version):
     yield learner_events.FetchFailed(fragment, version, 'CRC 5, announced 7')

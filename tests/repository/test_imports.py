@@ -285,7 +285,7 @@ TABLE = {
     'jax',
     'numpy',
   },
-  'diloco/sizing/host_memory.py': set(),
+  'diloco/sizing/host_memory.py': {'diloco.protocol.config'},
   # Arithmetic, and its text: no jax.
   'diloco/sizing/planner.py': PLANNED | {'diloco.models.flops'},
   'diloco/sizing/plan_text.py': PLANNED | {'diloco.sizing.planner'},

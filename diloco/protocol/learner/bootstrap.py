@@ -21,6 +21,10 @@ from diloco.protocol.learner.state import (
 )
 from diloco.protocol.values import changed
 
+# Versions of a fragment that have been announced since the welcome, when a
+# newcomer that does not hold the newest of each is taken for slow.
+OUTRUN_VERSIONS = 2
+
 
 @dataclasses.dataclass(frozen=True)
 class Start:
@@ -154,6 +158,9 @@ def on_welcome(core: Core, welcome: messages.Welcome):
       announced=announced,
       told=(announced, welcome.crcs[p]),
       unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
+      needed=announced,
+      # An update that said more was lost with the syncer's ledger.
+      merged_version=min(fragment.merged_version, announced),
       # Offers end with their session. Whether one was merged is said by the
       # update of a merge in progress, or by the full fragment.
       pulled=False,
@@ -253,12 +260,24 @@ def begin_when_complete(core: Core) -> bool:
   state = core.state
   if state.began or state.ceased or not state.connected or not state.settled:
     return False
-  if not all(f.complete for f in state.fragments):
+  if not all(f.complete for f in state.fragments) and not _is_outrun(state):
     return False
   core.send(messages.Ready(0, state.source))
   updates.apply_received(core)
   core.set(began=True)
   return True
+
+
+def _is_outrun(state: LearnerState) -> bool:
+  """Returns True if versions come faster than the newcomer can fetch them.
+
+  Then it begins with what it has, which is the syncer's, if not the newest;
+  otherwise it never would.
+  """
+  fragments = state.fragments
+  if not any(f.announced >= f.needed + OUTRUN_VERSIONS for f in fragments):
+    return False
+  return all(f.usable for f in fragments)
 
 
 # Gives a learner's state to a newcomer, at one of the learner's boundaries.

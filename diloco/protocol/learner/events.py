@@ -71,7 +71,6 @@ class Rebuilt:
   fragment: int
   version: int
   crc: int
-  handle: int  # Handle of the syncer's offer, which may be released.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +78,7 @@ class FetchFailed:
   """A fetch failed, or its bytes did not match."""
 
   fragment: int
-  version: int
+  version: int  # That it should have led to.
   reason: str
 
 
@@ -227,10 +226,16 @@ class Cease:
 
 
 @dataclasses.dataclass(frozen=True)
-class FetchUpdate:
-  """Pull the outer update, add it to the host's copy, verify the CRC."""
+class FetchUpdates:
+  """Pull outer updates of one fragment, of ascending versions, at one go.
 
-  update: messages.Update
+  Each is added to the host's copy, which has the version before the first, and
+  verified by its CRC before the next one is. The answer is `Rebuilt` with the
+  last version; where one fails, `Rebuilt` with the version before it, if any
+  succeeded, and `FetchFailed` with the last version.
+  """
+
+  updates: tuple[messages.Update, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,7 +293,7 @@ Effect = (
   | Begin
   | Save
   | Cease
-  | FetchUpdate
+  | FetchUpdates
   | FetchFragment
   | Forget
   | Leave

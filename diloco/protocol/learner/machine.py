@@ -79,6 +79,7 @@ class Learner:
       case _:
         raise TypeError(f'Not a learner event: {event!r}.')
     updates.ask_again(self._core)
+    updates.fetch_next(self._core)
     self._say_alive()
     if learner_bootstrap.begin_when_complete(self._core):
       self._begin()
@@ -159,7 +160,15 @@ class Learner:
     self._core.effects.append(learner_events.Forget(None))
     leaving.on_disconnected(self._core)
     for p in range(self._core.config.fragments):
-      self._core.set_fragment(p, wanted=False, postponed=False, ask_at_s=None)
+      self._core.set_fragment(
+        p,
+        full=None,
+        updates=(),
+        wanted=False,
+        lags=False,
+        postponed=False,
+        ask_at_s=None,
+      )
     if self._core.state.done:
       self._core.leave(f'run is over; {event.reason}')
 
@@ -182,6 +191,9 @@ class Learner:
         learner_bootstrap.on_donate(self._core, message)
       case messages.DonationOver():
         learner_bootstrap.on_donation_over(self._core, message)
+      case messages.AskFragment(fragment=p):
+        fragment = self._core.state.fragments[p]
+        self._core.send(messages.FragmentHeld(p, fragment.host, fragment.crc))
       case messages.DonateFragment():
         p = message.fragment
         held = self._core.state.fragments[p].host
@@ -275,6 +287,7 @@ class Learner:
         ),
         made_s=made_s,
         saved_step=event.saved_step,
+        link_load=self._core.state.link.ratio,
       )
     )
     self._core.set(fetched=(), reported_step=step, reported=True)

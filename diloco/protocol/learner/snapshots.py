@@ -61,7 +61,7 @@ def _to_refresh(core: Core, step: int) -> int | None:
     crowded = fragment.unanswered(state.incarnation) >= UNANSWERED_MAX
     if fragment.pulled or crowded or fragment.offered_step == step:
       continue
-    if fragment.can_be_offered(step):
+    if fragment.can_be_offered(step, core.config.max_staleness_versions):
       rounds.append(round_)
   return refreshed_round(rounds, state.view, step, core.config)
 
@@ -79,7 +79,8 @@ def _snapshot(core: Core, round_: int) -> bool:
   """Offers the round's fragment, unless no step was made on it."""
   p = core.config.fragment_of(round_)
   state, fragment = core.state, core.state.fragments[p]
-  if not fragment.can_be_offered(state.step):
+  stale_max = core.config.max_staleness_versions
+  if not fragment.can_be_offered(state.step, stale_max):
     return False
   c_steps = state.step - fragment.from_step
   handle = state.handles + 1

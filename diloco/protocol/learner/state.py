@@ -38,6 +38,38 @@ class LastOffer:
 
 
 @dataclasses.dataclass(frozen=True)
+class LinkLoad:
+  """How much of its time a learner's link down would need for all updates."""
+
+  announced_s: float | None = None  # Time of the last announcement.
+  every_s: Ema = dataclasses.field(default=Ema())  # Between two announcements.
+  fetch_s: Ema = dataclasses.field(default=Ema())  # To fetch one update.
+  began_s: float = 0.0  # When the fetch under way began.
+
+  def announced(self, now_s: float) -> 'LinkLoad':
+    """Notes an update that the syncer has announced."""
+    if self.announced_s is None:
+      return changed(self, announced_s=now_s)
+    every_s = self.every_s.add(now_s - self.announced_s)
+    return changed(self, announced_s=now_s, every_s=every_s)
+
+  def fetched(self, now_s: float, updates: int) -> 'LinkLoad':
+    """Notes that so many updates were fetched at one go."""
+    fetch_s = self.fetch_s.add((now_s - self.began_s) / updates)
+    return changed(self, fetch_s=fetch_s)
+
+  @property
+  def ratio(self) -> float:
+    """Time to fetch an update, by the time between two; 0: not known yet.
+
+    Above 1 the link is too slow by that factor.
+    """
+    if self.fetch_s.value_s is None or not self.every_s.or_zero():
+      return 0.0
+    return self.fetch_s.value_s / self.every_s.value_s
+
+
+@dataclasses.dataclass(frozen=True)
 class Fragment:
   """A learner's view of one fragment; versions count its closes."""
 
@@ -61,7 +93,18 @@ class Fragment:
   merged_other: bool = False  # An offer unknown to this process was merged.
   # One of `offers` is pulled: a newer one would be useless.
   pulled: bool = False
+  # The version that includes `merged`, or that of `merged_other`: θ takes in
+  # nothing older any more, since that would take the own progress away.
+  merged_version: int = 0
+  # Announced and not being fetched yet, by ascending version: the full
+  # fragment if one was sent, then updates. At most `UPDATES_KEPT` of these.
+  full: messages.FullFragment | None = None
+  updates: tuple[messages.Update, ...] = ()
   wanted: bool = False  # The full fragment was asked for, or will be.
+  # It is `wanted` because too many updates have come since: what the host has
+  # is still good.
+  lags: bool = False
+  needed: int = 0  # The version that a bootstrap must reach at least.
   postponed: bool = False  # It comes once its shard is back.
   ask_at_s: float | None = None  # When to ask; None: already asked.
   asked_at_s: float = float('-inf')
@@ -76,19 +119,43 @@ class Fragment:
     """True if θ_p was set to the newest announced version."""
     return self.complete and self.base == self.host
 
+  @property
+  def usable(self) -> bool:
+    """True if the host's copy is the syncer's at some version that will do.
+
+    Over a link that is too slow a newer one is on its way at all times.
+    """
+    replaced = self.wanted or self.full is not None
+    return (
+      not self.unlike
+      and self.host >= self.needed
+      and (self.lags or not replaced)
+    )
+
   def told_otherwise(self, version: int, crc: int) -> bool:
     """Returns True if the syncer has other bytes of that version."""
     return (
       self.told is not None and self.told[0] == version and self.told[1] != crc
     )
 
-  def can_be_offered(self, step: int) -> bool:
+  def can_be_offered(self, step: int, staleness_max: int) -> bool:
     """Returns True if θ_p has progress at own step `step` that can be offered.
 
-    No part of that progress may be merged already: steps merged relative to an
-    older base may be on their way back.
+    No part of that progress may be merged already. Updates that are on their
+    way have said what they merged; a full fragment may include more.
+
+    Args:
+      step: own step.
+      staleness_max: how many versions behind an offer may be.
     """
-    return step > self.from_step and self.current
+    return (
+      step > self.from_step
+      and self.applied
+      and not (self.wanted or self.unlike or self.full is not None)
+      and self.merged is None
+      and not self.merged_other
+      and self.coming - self.base <= staleness_max
+    )
 
   @property
   def offered_step(self) -> int | None:
@@ -170,8 +237,14 @@ class LearnerState:
   last_round: int | None = None  # Set by `Finish`.
   done: bool = False
   said_at_s: float = float('-inf')  # Its last message to the syncer.
-  # Announced and not here yet: fragment, version, time of the announcement.
-  coming_since: tuple[tuple[int, int, float], ...] = ()
+  # The fetch that is under way: fragment, the version that it leads to, number
+  # of updates (0: the full fragment). It may have begun in an earlier session.
+  under_way: tuple[int, int, int] | None = None
+  queued: tuple[int, ...] = ()  # Fragments with `full` or `updates`.
+  # Announced and not here yet: fragment, version, handle, time of the
+  # announcement.
+  coming_since: tuple[tuple[int, int, int, float], ...] = ()
+  link: LinkLoad = dataclasses.field(default=LinkLoad())
   # Fetches to name in the next report, each with its time of arrival.
   fetched: tuple[tuple[messages.Fetched, float], ...] = ()
 
@@ -206,6 +279,9 @@ class Core:
     fragments = list(self.state.fragments)
     fragments[p] = changed(fragments[p], **fields)
     self.set(fragments=tuple(fragments))
+    if 'full' in fields or 'updates' in fields:
+      waiting = (q for q, f in enumerate(fragments) if f.full or f.updates)
+      self.set(queued=tuple(waiting))
     if 'ask_at_s' in fields:
       due = (q for q, f in enumerate(fragments) if f.ask_at_s is not None)
       self.set(asking=tuple(due))

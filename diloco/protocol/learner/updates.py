@@ -1,31 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner's updates: announced, fetched, rebuilt on the host, taken in."""
+"""A learner's updates: announced, fetched, rebuilt on the host, taken in.
+
+One fetch is under way at a time. What is announced meanwhile waits, by
+fragment: updates to successive versions are then fetched at one go. Where more
+have been announced than the syncer keeps, the full fragment is asked for
+instead. The fragment that is furthest behind comes first.
+"""
 
 from diloco.protocol import messages
+from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import leaving
 from diloco.protocol.learner.offers import next_lead
 from diloco.protocol.learner.state import Core, Fragment
+from diloco.protocol.values import changed
 
 RETRY_S = 0.5  # Between two requests for the same fragment.
+# Versions announced after a full fragment that still waits to be fetched; with
+# more, a newer one is asked for.
+FULL_BEHIND_MAX = 1
 
 
 def on_update(core: Core, update: messages.Update):
-  """Notes a closed round, what it means for offers, and fetches its update."""
+  """Notes a closed round, what it means for offers, and queues its update."""
   _adapt_lead(core, update)
   _note_merged(core, update)
   _on_closed(core, update)
   p = update.fragment
   fragment = core.state.fragments[p]
+  core.set(link=core.state.link.announced(core.state.now))
   core.set_fragment(p, announced=max(fragment.announced, update.version))
   if not core.state.settled and not core.state.began:
     return  # A donor may bring it; what is then missing is requested.
   if fragment.wanted or update.version <= fragment.coming:
     return  # The full fragment that will come is at least as new.
   if update.version == fragment.coming + 1:
-    core.set_fragment(p, coming=update.version)
-    _expect(core, p, update.version)
-    core.effects.append(learner_events.FetchUpdate(update))
+    kept = (*fragment.updates, update)[-UPDATES_KEPT:]
+    core.set_fragment(p, coming=update.version, updates=kept)
+    _expect(core, update)
   else:
     want(core, p, f'missed version {fragment.coming + 1}')
 
@@ -36,7 +48,7 @@ def on_skipped(core: Core, skipped: messages.Skipped):
 
 
 def on_full_fragment(core: Core, message: messages.FullFragment):
-  """Fetches a whole fragment and notes the own offer that it includes."""
+  """Queues a whole fragment and notes the own offer that it includes."""
   p = message.fragment
   named = message.merged_incarnation, message.merged_handle
   fragment = core.state.fragments[p]
@@ -58,14 +70,87 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
     return
   made = fragment.found(*named)
   if made is not None:
-    core.set_fragment(p, merged=made)
+    if fragment.merged is None:
+      core.set_fragment(p, merged=made, merged_version=message.version)
     by = f'version {message.version}'
     leaving.on_merged(core, p, made.handle, made.step, by)
   core.set_fragment(
-    p, coming=message.version, wanted=False, postponed=False, ask_at_s=None
+    p,
+    coming=message.version,
+    full=message,
+    updates=(),
+    wanted=False,
+    postponed=False,
+    ask_at_s=None,
   )
-  _expect(core, p, message.version)
-  core.effects.append(learner_events.FetchFragment(message))
+  _expect(core, message)
+
+
+def fetch_next(core: Core):
+  """Begins the next fetch, if one waits and none is under way."""
+  while core.state.queued and core.state.under_way is None:
+    if not core.state.connected or _awaits_full(core):
+      return
+    _begin_fetch(core, _furthest_behind(core))
+
+
+def _awaits_full(core: Core) -> bool:
+  """Returns True while the link is kept free for a full fragment.
+
+  Asked for as the link becomes free, it is the newest; one that waited for
+  others would be too old for offers by the time it is here.
+  """
+  return any(
+    f.lags and f.wanted and not f.postponed for f in core.state.fragments
+  )
+
+
+def _furthest_behind(core: Core) -> int:
+  """Returns the queued fragment that is most versions behind.
+
+  Of several it is the one whose next version was announced first.
+  """
+  order = {x[:2]: i for i, x in enumerate(core.state.coming_since)}
+
+  def key(p: int):
+    fragment = core.state.fragments[p]
+    first = fragment.full or fragment.updates[0]
+    return fragment.host - fragment.coming, order.get((p, first.version), 0), p
+
+  return min(core.state.queued, key=key)
+
+
+def _begin_fetch(core: Core, p: int):
+  """Begins to fetch what a fragment needs, or asks for all of it.
+
+  Whether the host holds what the updates are relative to is decided before they
+  are pulled.
+  """
+  fragment = core.state.fragments[p]
+  updates = tuple(x for x in fragment.updates if x.version > fragment.host)
+  full = fragment.full
+  missed = fragment.coming - (full.version if full else fragment.host)
+  if full is not None and missed <= FULL_BEHIND_MAX:
+    core.set_fragment(p, full=None)
+    effect, version = learner_events.FetchFragment(full), full.version
+    updates = ()
+  elif full is None and not updates:
+    core.set_fragment(p, updates=())
+    return
+  elif full is None and updates[0].version == fragment.host + 1:
+    core.set_fragment(p, updates=())
+    effect = learner_events.FetchUpdates(updates)
+    version = updates[-1].version
+  else:
+    # The syncer has withdrawn some of the updates since.
+    core.set_fragment(p, full=None, updates=(), lags=True)
+    want(core, p, f'{missed} versions behind')
+    return
+  core.set(
+    under_way=(p, version, len(updates)),
+    link=changed(core.state.link, began_s=core.state.now),
+  )
+  core.effects.append(effect)
 
 
 def on_retired(core: Core, retired: messages.Retired):
@@ -102,6 +187,7 @@ def _note_merged(core: Core, update: messages.Update):
   made = core.state.fragments[p].found(
     update.incarnations[i], update.handles[i]
   )
+  core.set_fragment(p, merged_version=update.version)
   if made is not None:
     core.set_fragment(p, merged=made)
     by = f'round {update.round}'
@@ -115,7 +201,9 @@ def _adapt_lead(core: Core, update: messages.Update):
   fragment = core.state.fragments[update.fragment]
   i = update.index_of(core.learner)
   if i is None:
-    if core.state.began and fragment.can_be_offered(core.state.step):
+    stale_max = core.config.max_staleness_versions
+    offers = fragment.can_be_offered(core.state.step, stale_max)
+    if core.state.began and offers:
       core.set(lead=next_lead(core.state.lead, None, core.config))
     return
   made = fragment.found(update.incarnations[i], update.handles[i])
@@ -131,31 +219,55 @@ def _adapt_lead(core: Core, update: messages.Update):
   core.set(lead=next_lead(core.state.lead, waited, core.config))
 
 
-def _expect(core: Core, p: int, version: int):
-  """Notes when a fetch begins; its duration goes into a report."""
-  rest = [x for x in core.state.coming_since if x[:2] != (p, version)]
-  core.set(coming_since=(*rest, (p, version, core.state.now)))
+def _expect(core: Core, message: messages.Update | messages.FullFragment):
+  """Notes when a version was announced, and under which handle it is fetched.
+
+  The time until it is here goes into a report. Of updates that the syncer has
+  withdrawn meanwhile it knows.
+  """
+  p, version = message.fragment, message.version
+  oldest = version - 2 * UPDATES_KEPT
+  rest = [
+    x
+    for x in core.state.coming_since
+    if x[0] != p or (oldest < x[1] and x[1] != version)
+  ]
+  new = p, version, message.payload.handle, core.state.now
+  core.set(coming_since=(*rest, new))
 
 
-def _arrived(
+def _is_over(
   core: Core, event: learner_events.Rebuilt | learner_events.FetchFailed
-) -> float | None:
-  """Returns the duration of a finished fetch; None if its session has ended."""
-  named = event.fragment, event.version
-  rest = tuple(x for x in core.state.coming_since if x[:2] != named)
-  began_s = [x[2] for x in core.state.coming_since if x[:2] == named]
-  core.set(coming_since=rest)
-  return core.state.now - began_s[0] if began_s else None
+):
+  """Notes that the fetch under way has ended, if it is this one."""
+  fetch = core.state.under_way
+  if fetch is None or fetch[:2] != (event.fragment, event.version):
+    return
+  core.set(under_way=None)
+  if fetch[2] and isinstance(event, learner_events.Rebuilt):
+    core.set(link=core.state.link.fetched(core.state.now, fetch[2]))
+
+
+def _note_arrived(core: Core, p: int, version: int):
+  """Reports what of a fragment has arrived, so that it can be released."""
+  came = [x for x in core.state.coming_since if x[0] == p and x[1] <= version]
+  if not came:
+    return  # Its session has ended.
+  now = core.state.now
+  fetched = (
+    (messages.Fetched(handle, p, v, now - since_s, held_s=0.0), now)
+    for _, v, handle, since_s in came
+  )
+  core.set(
+    coming_since=tuple(x for x in core.state.coming_since if x not in came),
+    fetched=(*core.state.fetched, *fetched),
+  )
 
 
 def on_rebuilt(core: Core, event: learner_events.Rebuilt):
   """Notes a version on the host; it is taken in at the next boundary."""
-  fetch_s = _arrived(core, event)
-  if fetch_s is not None:
-    fetched = messages.Fetched(
-      event.handle, event.fragment, event.version, fetch_s, held_s=0.0
-    )
-    core.set(fetched=(*core.state.fetched, (fetched, core.state.now)))
+  _is_over(core, event)
+  _note_arrived(core, event.fragment, event.version)
   fragment = core.state.fragments[event.fragment]
   if event.version < fragment.host:
     return
@@ -173,18 +285,21 @@ def on_rebuilt(core: Core, event: learner_events.Rebuilt):
     crc=event.crc,
     unlike=unlike,
     applied=fragment.applied and same,
+    lags=fragment.lags and (fragment.wanted or fragment.full is not None),
   )
   if overwritten and core.state.connected:
     want(core, event.fragment, f'other bytes at version {event.version} came')
 
 
 def on_fetch_failed(core: Core, event: learner_events.FetchFailed):
-  """Asks for the full fragment, unless something newer is on its way."""
-  _arrived(core, event)
+  """Asks for the full fragment, unless what is queued leads further."""
+  _is_over(core, event)
   fragment = core.state.fragments[event.fragment]
-  if event.version < fragment.coming or fragment.complete:
-    return  # A later fetch is under way, or has been done.
-  core.set_fragment(event.fragment, coming=fragment.host)
+  if fragment.complete or fragment.wanted or fragment.full is not None:
+    return
+  if fragment.updates and fragment.updates[0].version == fragment.host + 1:
+    return  # It was a fetch of an earlier session.
+  core.set_fragment(event.fragment, coming=fragment.host, updates=())
   if core.state.connected:
     want(core, event.fragment, event.reason)
 
@@ -211,7 +326,7 @@ def ask_again(core: Core):
 def apply_received(core: Core):
   """Takes in what the host has newer than θ."""
   for p, fragment in enumerate(core.state.fragments):
-    if fragment.applied:
+    if fragment.applied or fragment.host < fragment.merged_version:
       continue
     _apply(core, p, fragment)
 

@@ -124,6 +124,8 @@ class Syncer:
         syncer_bootstrap.on_state_taken(state, learner)
       case messages.StateOffered():
         broken = syncer_bootstrap.on_state_offered(state, learner, message)
+      case messages.FragmentHeld():
+        broken = recovery.on_fragment_held(state, learner, message)
       case messages.FragmentOffered():
         broken = recovery.on_fragment_offered(state, learner, message)
       case messages.Goodbye():

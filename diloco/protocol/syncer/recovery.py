@@ -120,40 +120,39 @@ def ask(state: SyncerState):
   for p, lost in sorted(state.lost.items()):
     if lost.asked is not None:
       continue
+    heard = True
     if lost.alone:
-      unheard = _unheard(state, lost)
-      if unheard:
-        state.lost[p] = changed(lost, asked=unheard[0])
-        request = messages.DonateFragment(p, lost.version)
-        state.send(unheard[0][0], request)
-        continue
+      lost = state.lost[p] = _question(state, p, lost)
+      heard = set(lost.questioned) <= set(lost.answered)
     # Alone: every session has said what it has.
-    over = late or (lost.alone and bool(state.members))
+    over = late or (lost.alone and heard and bool(state.members))
     version = lost.version
     holders = _holders(state, p, lost, version)
-    if not holders and over:
+    if not holders and over and heard:
       version = _newest_elsewhere(state, p, lost)
       holders = _holders(state, p, lost, version)
     if holders:
       state.lost[p] = changed(lost, asked=holders[0])
       request = messages.DonateFragment(p, version)
       state.send(holders[0][0], request)
-    elif over:
+    elif over and heard:
       _go_on_with_less(state, p, f'{lost.held}', None)
 
 
-def _unheard(state: SyncerState, lost: LostFragment) -> list[tuple[int, int]]:
-  """Returns the sessions that have not said which version they hold now.
+def _question(state: SyncerState, p: int, lost: LostFragment) -> LostFragment:
+  """Asks all sessions at once which version they hold, each of them once.
 
-  Sessions that have failed too often are left out: two of them would otherwise
-  be asked in turn for ever.
+  A learner answers at once, without encoding anything; one that does not is
+  silent, and its session ends.
   """
-  sessions_ = [(m, x.incarnation) for m, x in sorted(state.members.items())]
-  return [
-    x
-    for x in sessions_
-    if x not in lost.answered and lost.tried.count(x) < TRIES_MAX
+  new = [
+    (m, x.incarnation)
+    for m, x in sorted(state.members.items())
+    if (m, x.incarnation) not in lost.questioned
   ]
+  for learner, _ in new:
+    state.send(learner, messages.AskFragment(p))
+  return changed(lost, questioned=(*lost.questioned, *new)) if new else lost
 
 
 def _all_are_here(state: SyncerState) -> bool:
@@ -235,13 +234,9 @@ def on_fragment_offered(
     state.retire(learner, offered.payload.handle)
     return None
   p = offered.fragment
-  if lost.alone and session not in lost.answered:
-    lost = _note_answer(state, session, offered)
-    if offered.version != lost.version:
-      state.lost[p] = changed(lost, asked=None)
-      state.retire(learner, offered.payload.handle)
-      return None
-  member = state.members[learner]
+  if lost.alone:
+    _note_held(state, learner, p, offered.version, offered.crc)
+    member = state.members[learner]
   as_said = offered.version == member.versions[p] > lost.held
   exact = offered.version == lost.version and lost.crc is not None
   state.lost[p] = changed(lost, offered=offered)
@@ -255,20 +250,33 @@ def on_fragment_offered(
   return None
 
 
-def _note_answer(
-  state: SyncerState,
-  session: tuple[int, int],
-  offered: messages.FragmentOffered,
-) -> LostFragment:
-  """Notes the version that a learner holds now instead of that in its hello."""
-  p = offered.fragment
-  versions = list(state.members[session[0]].versions)
-  crcs = list(state.members[session[0]].crcs)
-  versions[p], crcs[p] = offered.version, offered.crc
-  state.change(session[0], versions=tuple(versions), crcs=tuple(crcs))
-  lost = state.lost[p]
-  state.lost[p] = changed(lost, answered=(*lost.answered, session))
-  return state.lost[p]
+def on_fragment_held(
+  state: SyncerState, learner: int, held: messages.FragmentHeld
+) -> str | None:
+  """Notes the version that a learner holds now instead of that in its hello.
+
+  Returns:
+    Which protocol rule the message breaks; None if it breaks none.
+  """
+  p = held.fragment
+  if not 0 <= p < state.config.fragments:
+    return f'holds fragment {p}'
+  session = learner, state.members[learner].incarnation
+  lost = state.lost.get(p)
+  if lost is not None and session in lost.questioned:
+    _note_held(state, learner, p, held.version, held.crc)
+    answered = tuple(dict.fromkeys((*lost.answered, session)))
+    state.lost[p] = changed(lost, answered=answered)
+  return None
+
+
+def _note_held(
+  state: SyncerState, learner: int, p: int, version: int, crc: int
+):
+  versions = list(state.members[learner].versions)
+  crcs = list(state.members[learner].crcs)
+  versions[p], crcs[p] = version, crc
+  state.change(learner, versions=tuple(versions), crcs=tuple(crcs))
 
 
 def on_taken(state: SyncerState, event: syncer_events.FragmentTaken):
@@ -303,34 +311,31 @@ def _failed(state: SyncerState, p: int, session: tuple[int, int], reason: str):
   state.record('pull_failed', session[0], reason)
   state.retire(session[0], lost.offered.payload.handle)
   tried = *lost.tried, session
-  state.lost[p] = changed(
-    lost, asked=None, offered=None, tried=tried, answered=(session,)
-  )
+  state.lost[p] = changed(lost, asked=None, offered=None, tried=tried)
 
 
 def on_end_of_session(state: SyncerState, session: tuple[int, int]):
   """Forgets an ended session, so that `ask` finds another.
 
-  Earlier answers of newcomers are dropped, too, since a donor may have left its
-  copy with one. Those of learners that train stand: where many learners lose
-  their sessions now and then, all would be asked anew for ever. A pull in
-  progress still reports how it ended; the result of a session that is no longer
-  asked is ignored.
+  Newcomers are asked again, since a donor may have left its copy with one. The
+  answers of learners that train stand. A pull in progress still reports how it
+  ended; the result of a session that is no longer asked is ignored.
   """
   for p, lost in state.lost.items():
     gone = lost.asked == session
-    answered = tuple(
+    stands = {
       each
-      for each in lost.answered
+      for each in lost.questioned
       if state.is_current(*each) and state.members[each[0]].ready
-    )
+    }
     state.lost[p] = changed(
       lost,
       asked=None if gone else lost.asked,
       offered=None if gone else lost.offered,
       tried=tuple(s for s in lost.tried if s != session),
       wanted_by=tuple(m for m in lost.wanted_by if m != session[0]),
-      answered=answered,
+      questioned=tuple(x for x in lost.questioned if x in stands),
+      answered=tuple(x for x in lost.answered if x in stands),
     )
 
 

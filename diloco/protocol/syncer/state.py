@@ -28,9 +28,10 @@ class LostFragment:
   tried: tuple[tuple[int, int], ...] = ()  # Sessions that were asked in vain.
   wanted_by: tuple[int, ...] = ()  # Learners that wait for it, in ascending id.
   # True if its shard is back: no other fragment waits for it, and sessions that
-  # went on meanwhile are asked what they have.
+  # went on meanwhile are asked what they have, all at once.
   alone: bool = False
-  answered: tuple[tuple[int, int], ...] = ()  # Sessions that have answered.
+  questioned: tuple[tuple[int, int], ...] = ()  # Sessions that were asked.
+  answered: tuple[tuple[int, int], ...] = ()  # Of these, those that answered.
 
 
 @dataclasses.dataclass(frozen=True)
