@@ -27,7 +27,8 @@ from diloco.learner.connection import (
   why_refused,
 )
 from diloco.learner.device import Device
-from diloco.learner.hosts.follower import Follower, gather
+from diloco.learner.hosts.follower import Follower
+from diloco.learner.hosts.host_group import gather
 from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
 from diloco.learner.restore import CheckpointGone, Outputs
 from diloco.learner.syncer_client import SyncerClient
