@@ -36,8 +36,8 @@ Start with `protocol`, then `learner` and `syncer`, the two kinds of processes.
   watch       a page of a run while it goes on
   bench       speed, stalls and sizes on one machine
 
-Commands that prepare data or hand on results are `write_records`, `index_data`,
-`make_task` and `export`.
+Commands that prepare data or hand on results are `write_records`, `index_data`
+and `export`.
 """
 
 __version__ = '0.2.0.dev0'

@@ -43,7 +43,6 @@ GROUPS = {
   'Prepare data': {
     'write-records': ('diloco.write_records', 'makes files of documents'),
     'index-data': ('diloco.index_data', 'indexes files of documents'),
-    'make-task': ('diloco.make_task', 'makes a file of questions of a text'),
   },
   'Plan': {
     'plan': ('diloco.plan', 'says what a run would need'),
@@ -56,11 +55,6 @@ GROUPS = {
     'chaos': ('launch.chaos', 'makes a run under a plan of faults'),
     'swarm': ('diloco.swarm', 'tests the protocol on random failures'),
     'bench': ('diloco.bench', 'measures speed, stalls and sizes here'),
-    'long-run': (
-      'diloco.bench.long_run',
-      'shows whether memory and times stay as they begin',
-    ),
-    'netbench': ('launch.netbench', 'measures training over slow links'),
   },
   'Processes of a run, which the launchers start': {
     'syncer': ('diloco.syncer', 'holds and merges the model'),
@@ -73,7 +67,14 @@ COMMANDS = {
   name: row for group in GROUPS.values() for name, row in group.items()
 }
 # Gone with the next release: what to call instead.
-SUCCESSORS = {'sweep': ('lab', '--sweep'), 'follow': ('replay',)}
+SUCCESSORS = {
+  'sweep': ('lab', '--sweep'),
+  'follow': ('replay',),
+  'long-run': ('bench', '--only=long', '--repeats=1'),
+}
+REMOVED = {
+  'netbench': 'was removed after 0.1.0; docs/links.md has what it measured',
+}
 BESIDE = 'launch'  # In a checkout it stands beside diloco, installed in it.
 
 
@@ -94,6 +95,8 @@ def usage() -> str:
 
 def problem(command: str) -> str | None:
   """Returns what is wrong with a command; None: nothing."""
+  if command in REMOVED:
+    return f'{command}: {REMOVED[command]}'
   if command not in COMMANDS:
     near = difflib.get_close_matches(command, COMMANDS, 1)
     hint = f', did you mean {near[0]}?' if near else ''

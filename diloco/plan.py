@@ -19,6 +19,7 @@ host, bytes of a round, FLOPs. It takes a minute or two. See `diloco/sizing`.
 
 import re
 import sys
+import typing
 from collections.abc import Iterator, Sequence
 
 from absl import flags
@@ -85,7 +86,7 @@ for _name, _help in (NEEDED | OTHERS).items():
   if _name == PARAMS:
     flags.DEFINE(_Count(), _name, _default, _help)
   else:
-    KINDS[Situation.__annotations__[_name]](_name, _default, _help)
+    KINDS[typing.get_type_hints(Situation)[_name]](_name, _default, _help)
 
 
 flags.DEFINE_string(

@@ -24,7 +24,8 @@ from diloco.fleets.failures import TraceError
 from diloco.metrics.run_progress import ProgressLine
 from diloco.pages import page, terminal
 from diloco.pages.parts import ReportPage
-from diloco.prediction import history, report
+from diloco.prediction import report
+from diloco.prediction.recorded import NotPredictable
 
 EXAMPLE = 'experiments/goodput.py'
 PARENT = pathlib.Path('runs', 'simulated')
@@ -83,7 +84,7 @@ def _replay(say) -> ReportPage:
       say,
       pathlib.Path(other) if other else None,
     )
-  except history.NotPredictable as error:
+  except NotPredictable as error:
     raise ConfigError([f'--replay: {error}']) from None
 
 

@@ -23,12 +23,12 @@ Variants: bandwidth.py:quicktest, --config.study.steps_s='(0.1,5.0)',
   --config.study.datacentres='(3,64)', --config.network.embedding_share=0.0.
 """
 
-from experiments import common, simulated
+from experiments import common
 
 
 def get_config(arg=None):
   args = common.parse_arg(arg, quicktest=False)
-  config = simulated.base('bandwidth')
+  config = common.simulation('bandwidth')
   config.network.update(
     datacentres=2,  # Of the real machines.
     # In one piece. An inference: with about a quarter of the model the paper's

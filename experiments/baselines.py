@@ -8,11 +8,6 @@ every 120 steps on average and is away for 20 steps, at the same times in every
 system; data-parallel stands still for 2 steps whenever its group changes.
 
 Look at: loss against data-parallel, and goodput without and with deaths.
-
-Command: python -m diloco.lab --config=experiments/baselines.py --sweep \
-  --workdir=runs/baselines
-Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: baselines.py:quicktest, baselines.py:scale=150m; others in study.py.
 """
 
 from experiments import recipe, study

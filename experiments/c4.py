@@ -22,10 +22,8 @@ VOCAB = 32_128  # Of T5's tokenizer, padded: it divides by all meshes here.
 PATH = '/data/c4/en/3.0.1'
 
 
-def get_config(arg=None):
-  args = common.parse_arg(arg, quicktest=False, learners=4, scale='150m')
-  config = common.base()
-  config.name = 'c4'
+@common.experiment('c4', learners=4, scale='150m')
+def get_config(config, args):
   config.protocol.update(
     learners=args.learners, overlap_steps=1, grace_cap_steps=1.0
   )
@@ -38,4 +36,3 @@ def get_config(arg=None):
     tokenizer='sentencepiece:/data/spiece.model',
     threads=4,
   )
-  return common.quicktest(config) if args.quicktest else config

@@ -9,11 +9,6 @@ merged as in the run without failures. They are longer than in other studies,
 because at 600 steps the spread over seeds hides the effect.
 
 Look at: loss against the run without failures, and the tokens merged.
-
-Command: python -m diloco.lab --config=experiments/churn.py --sweep \\
-  --workdir=runs/churn
-Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: churn.py:quicktest, churn.py:scale=150m; others in study.py.
 """
 
 from experiments import scales, study

@@ -1,18 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of training configurations: all keys with their defaults.
+"""The bases of configurations, and the arguments that they take.
 
-Keys, defaults, types and rules stand in `diloco/config/sections.py`, and
-beside it in `data_section.py` and `lab_section.py`.
+Keys, defaults, types and rules stand in `diloco/config/sections.py`, those of
+simulations in `diloco/config/simulation.py`.
 """
+
+import functools
+from collections.abc import Callable
 
 import ml_collections
 
 from diloco.config import run_config
+from diloco.config import simulation as simulations
 
 
 def base() -> ml_collections.ConfigDict:
   """A valid run of two learners; experiments change what they are about."""
   return ml_collections.ConfigDict(run_config.defaults())
+
+
+def simulation(kind: str) -> ml_collections.ConfigDict:
+  """A valid simulation; experiments change what they are about.
+
+  Args:
+    kind: of the study, such as 'goodput'.
+  """
+  return ml_collections.ConfigDict(simulations.defaults(kind))
+
+
+def experiment(name: str, **defaults) -> Callable:
+  """Makes a `get_config(arg)` of a function that changes the base.
+
+  The function takes the base and the arguments behind the colon of --config,
+  among them `quicktest`, which shrinks what it has made.
+
+  Args:
+    name: of the run.
+    **defaults: of further arguments, as `parse_arg` takes them.
+  """
+
+  def decorate(change: Callable) -> Callable:
+    @functools.wraps(change)
+    def get_config(arg: str | None = None) -> ml_collections.ConfigDict:
+      args = parse_arg(arg, quicktest=False, **defaults)
+      config = base()
+      config.name = name
+      change(config, args)
+      return quicktest(config) if args.quicktest else config
+
+    return get_config
+
+  return decorate
 
 
 def quicktest(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
@@ -76,16 +114,13 @@ def parse_arg(arg: str | None, **defaults) -> ml_collections.ConfigDict:
         f'unknown argument {name!r} of the config, it takes '
         f'{", ".join(sorted(defaults)) or "none"}'
       )
-    values[name] = _typed(name, text if equals else 'true', defaults[name])
+    kind, text = type(defaults[name]), text if equals else 'true'
+    truths = {'true': True, 'false': False}
+    try:
+      values[name] = truths[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+      raise ValueError(
+        f'argument {name}={text!r} of the config must be of type '
+        f'{kind.__name__}'
+      ) from None
   return ml_collections.ConfigDict(values).lock()
-
-
-def _typed(name: str, text: str, default):
-  kind = type(default)
-  truths = {'true': True, 'false': False}
-  try:
-    return truths[text.lower()] if kind is bool else kind(text)
-  except (KeyError, ValueError):
-    raise ValueError(
-      f'argument {name}={text!r} of the config must be of type {kind.__name__}'
-    ) from None

@@ -36,12 +36,8 @@ CHAOS = (
 )
 
 
-def get_config(arg=None):
-  args = common.parse_arg(
-    arg, quicktest=False, chaos=False, learners=3, steps=1000
-  )
-  config = common.base()
-  config.name = 'faults'
+@common.experiment('faults', chaos=False, learners=3, steps=1000)
+def get_config(config, args):
   config.model.update(kind='bowl', layers=16, d_model=256, d_ff=256)
   config.data.update(
     source='grammar', seq_len=32, batch=4, grammar_bytes=1 << 18
@@ -52,4 +48,3 @@ def get_config(arg=None):
   if args.chaos:
     config.protocol.total_steps = 3200
     config.faults = CHAOS
-  return common.quicktest(config) if args.quicktest else config

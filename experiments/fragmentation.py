@@ -6,11 +6,6 @@ whole layers. The embedding is cut by rows over all fragments, or is a fragment
 of its own.
 
 Look at: the loss against data-parallel by way of cutting.
-
-Command: python -m diloco.lab --config=experiments/fragmentation.py --sweep \\
-  --workdir=runs/fragmentation
-Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: fragmentation.py:quicktest; others in study.py.
 """
 
 from experiments import study
@@ -21,11 +16,9 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  study.add_references(add)
-  for scheme in ('tensor', 'layer'):
-    add(scheme, {'fragments.scheme': scheme}, against=study.DATA_PARALLEL)
-  add(
-    'own embedding',
-    {'fragments.embedding': 'own'},
-    against=study.DATA_PARALLEL,
-  )
+  variants = {
+    'tensor': {'fragments.scheme': 'tensor'},
+    'layer': {'fragments.scheme': 'layer'},
+    'own embedding': {'fragments.embedding': 'own'},
+  }
+  study.add_variants(add, variants)

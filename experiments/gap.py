@@ -7,13 +7,7 @@ and the model size vary with M = 4 and 1,000 steps. Each point has a
 data-parallel run of the same length and size beside it. The variants of 2,000
 steps are the recipe's: runs found in its folder are not repeated.
 
-Look at: `diloco report runs/recipe`, which draws the
-differences as charts.
-
-Command: python -m diloco.lab --config=experiments/gap.py --sweep \
-  --workdir=runs/recipe
-Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: those of recipe.py.
+Look at: `diloco report runs/recipe`, which draws the differences as charts.
 """
 
 from experiments import recipe, scales

@@ -28,12 +28,12 @@ Variants: goodput.py:quicktest (a few seconds), goodput.py:step_s=1.0,
   of a cluster of your own (columns: diloco/fleets/failures.py).
 """
 
-from experiments import common, simulated
+from experiments import common
 
 
 def get_config(arg=None):
   args = common.parse_arg(arg, quicktest=False, step_s=8.0)
-  config = simulated.base('goodput')
+  config = common.simulation('goodput')
   config.fleet.step_s = args.step_s
   if args.quicktest:
     config.study.update(

@@ -18,12 +18,12 @@ Variants: heterogeneous.py:quicktest (5 s); any key, such as
   --config.fleet.slow_gap=0.4, --config.network.latency_s=0.7.
 """
 
-from experiments import common, simulated
+from experiments import common
 
 
 def get_config(arg=None):
   args = common.parse_arg(arg, quicktest=False)
-  config = simulated.base('heterogeneous')
+  config = common.simulation('heterogeneous')
   config.fleet.update(slow_learners=4, jitter=0.1)
   if args.quicktest:
     config.study.update(steps=100, seeds=1)

@@ -8,14 +8,16 @@ needs it in one piece, which is a change by itself. The outer optimizer is the
 same for all.
 
 Look at: the loss against data-parallel by number of learners.
-
-Command: python -m diloco.lab --config=experiments/merging.py --sweep \\
-  --workdir=runs/merging
-Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: merging.py:quicktest, merging.py:scale=150m; others in study.py.
 """
 
 from experiments import study
+
+RULES = {
+  'mean': ('mean', 'mean', 'split'),
+  'RDA but for embeddings': ('rda', 'mean', 'split'),
+  'RDA but for embeddings, these apart': ('rda', 'mean', 'own'),
+  'RDA, embeddings apart': ('rda', 'rda', 'own'),
+}
 
 
 def get_config(arg=None):
@@ -23,23 +25,11 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  study.add_references(add)
-  rules = {
-    'mean': ('mean', 'mean', 'split'),
-    'RDA but for embeddings': ('rda', 'mean', 'split'),
-    'RDA but for embeddings, these apart': ('rda', 'mean', 'own'),
-    'RDA, embeddings apart': ('rda', 'rda', 'own'),
-  }
+  variants, places = {}, {}
   for number in (2, 4, 8, 16):
-    for label, (rule, embedding, fragment) in rules.items():
-      changes = {
-        'merge.rule': rule,
-        'merge.embedding': embedding,
-        'fragments.embedding': fragment,
-      }
-      add(
-        f'M = {number}, {label}',
-        study.learners(number) | changes,
-        against=study.DATA_PARALLEL,
-        at=('learners M', label, number),
-      )
+    for rule, values in RULES.items():
+      keys = ('merge.rule', 'merge.embedding', 'fragments.embedding')
+      label = f'M = {number}, {rule}'
+      variants[label] = study.learners(number) | dict(zip(keys, values))
+      places[label] = ('learners M', rule, number)
+  study.add_variants(add, variants, places)

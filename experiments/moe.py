@@ -8,11 +8,6 @@ router's bias, which is averaged outside the outer step.
 
 Look at: the cross-entropy of each system, and the health of the routing at
 every evaluation, which the results contain.
-
-Command: python -m diloco.lab --config=experiments/moe.py --sweep \
-  --workdir=runs/moe
-Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: moe.py:quicktest, moe.py:scale=moe; others in study.py.
 """
 
 from experiments import recipe, study

@@ -10,16 +10,16 @@ Look at: mean age, share of contributions older than 1.5 steps, participation.
 Command: python -m diloco.simulate --config=experiments/offer_age.py
 Hardware: 1 CPU core, no accelerator. Wall time and result:
   experiments/README.md.
-Variants: offer_age.py:quicktest (5 s), lab_age.py in the lab; any key, such as
+Variants: offer_age.py:quicktest (5 s); any key, such as
   --config.fleet.jitter=0.1, --config.study.learners=8,.
 """
 
-from experiments import common, simulated
+from experiments import common
 
 
 def get_config(arg=None):
   args = common.parse_arg(arg, quicktest=False)
-  config = simulated.base('offer_age')
+  config = common.simulation('offer_age')
   defaults = common.base().protocol
   config.protocol.grace_cap_steps = defaults.grace_cap_steps
   config.fleet.jitter = 0.05

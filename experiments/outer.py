@@ -6,14 +6,11 @@ the same pairs with three times as many steps, compared with a data-parallel run
 of that length.
 
 Look at: the best pair by number of learners and by run length.
-
-Command: python -m diloco.lab --config=experiments/outer.py --sweep \\
-  --workdir=runs/outer
-Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: outer.py:quicktest, outer.py:scale=150m; others in study.py.
 """
 
 from experiments import recipe, scales, study
+
+SETTINGS = ((1.0, 0.0), (0.4, 0.8), (0.6, 0.7), (0.6, 0.85), (0.7, 0.9))
 
 
 def get_config(arg=None):
@@ -21,26 +18,18 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  study.add_references(add)
-  settings = ((1.0, 0.0), (0.4, 0.8), (0.6, 0.7), (0.6, 0.85), (0.7, 0.9))
-
-  def outer(lr, momentum):
-    return {'outer.lr': lr, 'outer.momentum': momentum}
-
+  settings = {
+    f'{lr:g}, {momentum:g}': {'outer.lr': lr, 'outer.momentum': momentum}
+    for lr, momentum in SETTINGS
+  }
+  variants, places = {}, {}
   for number in (2, 4, 8):
-    for lr, momentum in settings:
-      add(
-        f'M = {number}, {lr:g}, {momentum:g}',
-        study.learners(number) | outer(lr, momentum),
-        against=study.DATA_PARALLEL,
-        at=('learners M', f'{lr:g}, {momentum:g}', number),
-      )
+    for name, outer in settings.items():
+      variants[f'M = {number}, {name}'] = study.learners(number) | outer
+      places[f'M = {number}, {name}'] = ('learners M', name, number)
+  study.add_variants(add, variants, places)
   longer = scales.steps_of(3 * study.STEPS)
   reference = f'{study.DATA_PARALLEL}, three times the steps'
   add(reference, longer | recipe.DATA_PARALLEL)
-  for lr, momentum in settings:
-    add(
-      f'three times the steps, {lr:g}, {momentum:g}',
-      longer | outer(lr, momentum),
-      against=reference,
-    )
+  for name, outer in settings.items():
+    add(f'three times the steps, {name}', longer | outer, against=reference)

@@ -8,14 +8,11 @@ well, the work of a learner that was not merged is lost.
 
 Look at: the loss against data-parallel by τ and rule, and `delay_steps` in the
 results, the steps that updates really took.
-
-Command: python -m diloco.lab --config=experiments/overlap.py --sweep \\
-  --workdir=runs/overlap
-Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: overlap.py:quicktest, overlap.py:scale=150m; others in study.py.
 """
 
 from experiments import study
+
+AXIS = 'τ, inner steps'
 
 
 def get_config(arg=None):
@@ -23,27 +20,22 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  axis = 'τ, inner steps'
-  study.add_references(add, at=(axis, 'carry', 1))
+  variants, places = {}, {}
   for steps in (2, 6, 12):
     for blend in ('carry', 'overwrite'):
-      add(
-        f'τ = {steps}, {blend}',
-        {'protocol.overlap_steps': steps, 'protocol.blend': blend},
-        against=study.DATA_PARALLEL,
-        at=(axis, blend, steps),
-      )
-  mix = {'protocol.blend': 'mix', 'protocol.blend_alpha': 0.5}
-  add(
-    'τ = 6, mix',
-    {'protocol.overlap_steps': 6} | mix,
-    against=study.DATA_PARALLEL,
-  )
-  waiting = {'protocol.overlap_steps': 0, 'protocol.blend': 'overwrite'}
-  add('τ = 0, overwrite', waiting, against=study.DATA_PARALLEL)
-  add(
-    'τ = 0, overwrite, K = 4',
-    waiting | {'protocol.quorum': 0},
-    against=study.DATA_PARALLEL,
-    at=(axis, 'overwrite', 0),
-  )
+      label = f'τ = {steps}, {blend}'
+      variants[label] = _taken_in(steps, blend)
+      places[label] = (AXIS, blend, steps)
+  mix = _taken_in(6, 'mix') | {'protocol.blend_alpha': 0.5}
+  waiting = _taken_in(0, 'overwrite')
+  variants |= {
+    'τ = 6, mix': mix,
+    'τ = 0, overwrite': waiting,
+    'τ = 0, overwrite, K = 4': waiting | {'protocol.quorum': 0},
+  }
+  places['τ = 0, overwrite, K = 4'] = (AXIS, 'overwrite', 0)
+  study.add_variants(add, variants, places, at=(AXIS, 'carry', 1))
+
+
+def _taken_in(steps, blend):
+  return {'protocol.overlap_steps': steps, 'protocol.blend': blend}

@@ -36,11 +36,8 @@ def model(sizes):
   return api.plain_model(init, loss)
 
 
-def get_config(arg=None):
-  args = common.parse_arg(arg, quicktest=False, learners=2)
-  config = common.base()
-  config.name = 'own-model'
+@common.experiment('own-model', learners=2)
+def get_config(config, args):
   config.model.kind = 'experiments.own_model:model'
   config.inner.lr = 1e-2
   config.protocol.update(learners=args.learners, fragments=3)
-  return common.quicktest(config) if args.quicktest else config

@@ -19,10 +19,7 @@ Variants: quickstart.py:quicktest (20 CPU seconds), quickstart.py:learners=4,
 from experiments import common, scales
 
 
-def get_config(arg=None):
-  args = common.parse_arg(arg, quicktest=False, learners=3, scale=scales.SMALL)
-  config = common.base()
-  config.name = 'quickstart'
+@common.experiment('quickstart', learners=3, scale=scales.SMALL)
+def get_config(config, args):
   scales.on_two_cores(config, args.scale, args.learners)
   config.faults = ('kill learner 1 at 0.33',)
-  return common.quicktest(config) if args.quicktest else config

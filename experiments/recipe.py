@@ -9,14 +9,7 @@ the default. Data-parallel has the same tokens, the same global batch, and the
 best schedule and learning rate of those tried for it.
 
 Look at: the loss of the global model on held-out text against data-parallel.
-
-Command: python -m diloco.lab --config=experiments/recipe.py --sweep \\
-  --workdir=runs/recipe
-Hardware: 2 CPU cores, no accelerator. Wall time and result:
-  experiments/README.md. How it was found: tried.py. A page of it:
-  diloco report runs/recipe
-Variants: recipe.py:learners=2, recipe.py:steps=6000, recipe.py:quicktest,
-  recipe.py:scale=150m (scales.py).
+Arguments: learners=2, steps=6000, scale=150m (`scales.py`), quicktest.
 """
 
 from experiments import scales

@@ -16,12 +16,12 @@ Variants: scavenging.py:quicktest (3 s); any key, such as
   --config.network.learner_gbps=2, --config.study.end=1.0.
 """
 
-from experiments import common, simulated
+from experiments import common
 
 
 def get_config(arg=None):
   args = common.parse_arg(arg, quicktest=False)
-  config = simulated.base('scavenging')
+  config = common.simulation('scavenging')
   config.protocol.learners = 4
   config.fleet.jitter = 0.1
   config.network.update(params=2e9, learner_gbps=100.0)

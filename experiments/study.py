@@ -6,9 +6,15 @@ in all, learners in step; all settings that a study does not name are the
 library's defaults. Short on purpose: many variants, each over several seeds,
 in minutes. What is right at another horizon, `recipe.py` asks.
 
+  python -m diloco.lab --config=experiments/STUDY.py --sweep \\
+    --workdir=runs/STUDY
+
 Arguments of every study: quicktest, learners=4, steps=600, scale=small; the
 other scales stand in `scales.py`, their steps are their token budget's.
 """
+
+import types
+from collections.abc import Mapping
 
 import ml_collections
 
@@ -25,10 +31,23 @@ def config_of(name: str, arg: str | None) -> ml_collections.ConfigDict:
   return scales.scaled(name, arg, SEQUENCES, STEPS)
 
 
-def add_references(add, at=()):
-  """Data-parallel; against it the unchanged variant, `at` these places."""
+def add_variants(
+  add,
+  variants: Mapping[str, Mapping],
+  places: Mapping = types.MappingProxyType({}),
+  at=(),
+) -> None:
+  """Adds data-parallel, and against it the unchanged variant and the others.
+
+  Args:
+    variants: changes by label.
+    places: of variants in charts, by label.
+    at: places of the unchanged variant.
+  """
   add(DATA_PARALLEL, recipe.DATA_PARALLEL)
   add(BASE, {}, against=DATA_PARALLEL, at=at)
+  for label, changes in variants.items():
+    add(label, changes, against=DATA_PARALLEL, at=places.get(label, ()))
 
 
 def learners(number: int) -> dict[str, object]:

@@ -14,10 +14,8 @@ Variants: tests_tiny.py:learners=3, tests_tiny.py:steps=200.
 from experiments import common
 
 
-def get_config(arg=None):
-  args = common.parse_arg(arg, quicktest=False, learners=2, steps=60)
-  config = common.base()
-  config.name = 'tests-tiny'
+@common.experiment('tests-tiny', learners=2, steps=60)
+def get_config(config, args):
   config.model.update(
     layers=1, d_model=32, heads=2, kv_heads=1, head_dim=16, d_ff=32
   )
@@ -40,4 +38,3 @@ def get_config(arg=None):
     cpu_threads=2,
   )
   config.lab.final_eval_batches = 2
-  return common.quicktest(config) if args.quicktest else config

@@ -17,12 +17,9 @@ Variants: train.py:quicktest, train.py:learners=4, train.py:scale=150m
 from experiments import common, scales
 
 
-def get_config(arg=None):
-  args = common.parse_arg(arg, quicktest=False, learners=2, scale=scales.SMALL)
-  config = common.base()
-  config.name = 'train'
+@common.experiment('train', learners=2, scale=scales.SMALL)
+def get_config(config, args):
   scales.on_two_cores(config, args.scale, args.learners)
   # Few shards: one batch of each has to fit into a short text.
   config.data.shards = max(4, args.learners)
   config.checkpoint.learner_every_steps = 100
-  return common.quicktest(config) if args.quicktest else config

@@ -6,11 +6,6 @@ different numbers of tokens: a run ends at the fastest learner's last step, and
 the work of a slow one counts only if it is merged.
 
 Look at: loss, participation and merged tokens together.
-
-Command: python -m diloco.lab --config=experiments/unequal.py --sweep \\
-  --workdir=runs/unequal
-Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: unequal.py:quicktest, unequal.py:scale=150m; others in study.py.
 """
 
 from experiments import study
@@ -21,7 +16,6 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  study.add_references(add)
   slow = {'lab.slow_learners': 2, 'lab.slow_gap': 0.4}
   variants = {
     'all, K = M': {'protocol.quorum': 0},
@@ -35,5 +29,4 @@ def sweep(add):
     'K = 1, grace, latest': {},
     'the same, equal weights': {'protocol.weighting': 'equal'},
   }
-  for label, changes in variants.items():
-    add(label, slow | changes, against=study.DATA_PARALLEL)
+  study.add_variants(add, {k: slow | v for k, v in variants.items()})

@@ -8,11 +8,6 @@ compared with the four alone, at equal steps, where the visitors add half as
 many tokens again, and at equal tokens, where the run is a third shorter.
 
 Look at: the loss against the four alone.
-
-Command: python -m diloco.lab --config=experiments/visitors.py --sweep \\
-  --workdir=runs/visitors
-Hardware: 2 CPU cores. Wall time and result: experiments/README.md.
-Variants: visitors.py:quicktest, visitors.py:scale=150m; others in study.py.
 """
 
 from experiments import scales, study
@@ -26,7 +21,7 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  study.add_references(add)
+  study.add_variants(add, {})
   for half, (begin, end) in HALVES.items():
     visit = {
       'protocol.learners': STEADY + VISITORS,

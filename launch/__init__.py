@@ -5,18 +5,19 @@ Start with `local`, a run on this machine, or with `main`, which starts one
 elsewhere too.
 
   main         the command: start, add, remove, watch
-  launch_flags its flags, and the launch that they ask for
-  job          a launch as a value: roles, accelerators, command lines
-  backends     TPU VMs, GKE, Slurm
+  job          a launch elsewhere as a value, and the flags that ask for it
+  backends     TPU VMs, GKE, Slurm: one class each
+  program      the roles of a run, and its processes here
   local        the command for one machine; `session` is one run of it
-  program      what such a run consists of
+  train        the same on a text of one's own
+  newcomers    learners of a local run, added and removed
+  preflight    what a run here would fail of; `epochs`: of its text
   chips        which of this machine's accelerators its learners get
+  real_sweep   the runs of a sweep, one after the other
   chaos        the command that runs processes under a plan of faults
-  sweeps       the runs of a sweep, one after the other
-  netbench     the command that measures training over shaped links
   supervisor   keeps its roles alive; `role_processes` are those of one
   parent_death ends children whose launcher died
-  exit_policy  what is done about an exit; `exit_codes` are the numbers
+  exit_policy  exit codes, and what is done about an exit
   progress     shows a run as it goes
 """
 

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The states of processes, and the decision about one that exited."""
+"""Exit codes as all back ends read them, and what becomes of who exited."""
 
 import dataclasses
 import signal
 
-from launch.exit_codes import EXIT_CONFIG, EXIT_CUT_OFF, EXIT_STOPPED
+EXIT_CONFIG = 78  # The same configuration would fail again.
+EXIT_USAGE = 64  # So would the same command line.
+EXIT_CUT_OFF = 69  # A learner has made all steps, and found no syncer.
+# All others but 0 are tried again.
+EXITS_FATAL = (EXIT_USAGE, EXIT_CUT_OFF, EXIT_CONFIG)
+EXIT_STOPPED = 143  # 128 + SIGTERM: it left within its notice.
 
 # States of a process.
 RUNNING = 'running'

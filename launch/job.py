@@ -1,34 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch as a value: roles, accelerators, command lines with addresses."""
+"""A launch elsewhere as a value: roles, machines, and the flags that ask for
+it.
+
+A field that `option` makes is a flag of `launch.main` by its own name.
+"""
 
 import dataclasses
 import difflib
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from diloco.config import hardware
 from diloco.config.hardware import TOPOLOGIES, V5E, V5P, V6E, Topology
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.metrics.workdir import (
-  EVALUATOR,
-  Workdir,
-  learner_name,
-  shard_name,
-)
+from diloco.metrics.workdir import Workdir
+from diloco.sizing import syncer_machine
+from diloco.sizing.syncer_machine import SyncerMachine
 from diloco.transport import planes
-from launch import syncer_sizes
-from launch.program import SYNCER, environment
+from launch import program
+from launch.program import EVALUATOR, LEARNER, SHARD, SYNCER, Task
 
 CPU = 'cpu'
 GPU = 'gpu'
-LEARNER = 'learner'
-SHARD = 'shard'  # Of the syncer, beside the one that leads.
 SPOT = 'spot'
 ON_DEMAND = 'on_demand'
 RESERVATION = 'reservation'
 CAPACITIES = (SPOT, ON_DEMAND, RESERVATION)
+# Where containers find the configuration and the files of --secret.
+CONFIG_FOLDER = '/etc/diloco/config'
+SECRET_FOLDER = '/etc/diloco/secret'
 
 # From the end of a learner's notice to the end of its process.
 LEAVE_S = 5
@@ -37,8 +40,10 @@ LEAVE_S = 5
 # own suffix behind that.
 NAME_CHARACTERS_MAX = 32
 _NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
-LOG_JSON = '--log_json'  # The evaluator's only flag of those for peers.
 COORDINATOR_PORT = 8476  # Of a learner's first host; also JAX's own choice.
+# The syncer's CPUs, GiB of memory and of disk, for a model whose size only jax
+# could tell.
+UNPLANNED = 4, 16, 50
 
 
 # What a learner can run on, and what each is called by GKE and on a VM.
@@ -125,50 +130,110 @@ class Resources:
   disk_gib: int = 0  # Of the volume or disk that holds the workdir; 0: none.
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-  """One role of the run: its command without addresses, and its machines."""
+# What a back end is like: options are for those of a trait alone.
+CONTAINERS = 'containers'  # Processes run in an image.
+SIZED = 'sized'  # Machines are asked for by their CPUs and memory.
 
-  name: str  # 'syncer', 'shard-1' or 'learner-0'.
-  kind: str  # SYNCER, SHARD, LEARNER or EVALUATOR.
-  module: str
-  arguments: tuple[str, ...]
-  resources: Resources
-  learner: int | None = None  # Its id.
+
+def option(
+  default: Any, text: str, trait: str = '', choices: Sequence[str] = ()
+):
+  """Returns a field of a dataclass that is a flag.
+
+  Args:
+    default: None: no number; (): any number of texts.
+    trait: of the back ends that take it; empty: all do.
+  """
+  about = {'help': text, 'trait': trait, 'choices': choices}
+  return dataclasses.field(default=default, metadata=about)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JobSettings:
-  """The options of the command line that all roles of a run share."""
+class JobOptions:
+  """The options of the command line besides the configuration."""
 
+  run_name: str = option(
+    '', "Name of the run on the back end; default: the config's."
+  )
+  learners_at_first: int | None = option(
+    None, "Learners that start with the syncer; default: the config's."
+  )
+  accelerator: str = option(
+    CPU, f'Accelerator of each learner: {", ".join(NAMES)}.'
+  )
+  gpus_per_host: int = option(
+    0, 'GPUs of each host, with --accelerator=gpu.', SIZED
+  )
+  capacity: str = option(
+    ON_DEMAND,
+    'Kind of capacity that the learners run on.',
+    CONTAINERS,
+    CAPACITIES,
+  )
+  reservation: str = option(
+    '', 'Name of the reservation, with --capacity=reservation.', CONTAINERS
+  )
+  learner_cpus: int = option(
+    0, "CPUs of each learner's host; 0: no request.", SIZED
+  )
+  learner_memory_gib: int = option(
+    0, "Memory of a learner's host; 0: no request.", SIZED
+  )
+  syncer_cpus: int = option(
+    0, "CPUs of the syncer's host; 0: as diloco.plan says."
+  )
+  syncer_memory_gib: int = option(
+    0, "Memory of the syncer's host; 0: likewise."
+  )
+  storage_gib: int = option(
+    0, "Size of the syncer's volume or disk; 0: likewise.", CONTAINERS
+  )
+  port: int = option(7777, 'Port that the syncer listens on.')
+  restarts_max: int = option(
+    1000, 'Restarts of each role before it is given up.'
+  )
+  notice_s: int = option(25, 'Seconds from SIGTERM in which a learner leaves.')
+  image: str = option(
+    '',
+    'Container image with this repository as working directory.',
+    CONTAINERS,
+  )
+  results_bucket: str = option(
+    '',
+    'Bucket of Cloud Storage to which all roles copy metrics and results.',
+    CONTAINERS,
+  )
+  secret: str = option(
+    '',
+    f'Secret whose files are mounted at {SECRET_FOLDER}; {{role}} in it '
+    "becomes 'syncer', 'learner-0', …",
+    CONTAINERS,
+  )
   workdir: str  # On the machines that run it.
-  port: int = 7777  # Of the syncer.
-  restarts_max: int = 1000  # Of each role.
-  notice_s: int = 25  # From SIGTERM, within which a learner leaves.
+  hosts: int = 0  # Of each learner; 0: as many as the accelerator has.
   python: str = 'python'  # There.
-  image: str = ''  # Container; empty where the back end needs none.
-  secret: str = ''  # Of TLS files and token; '{role}' is the role's name.
-  secret_files: tuple[str, ...] = ()  # Their names.
-  # A bucket to which all roles copy what they leave; empty: none.
-  results_bucket: str = ''
+  secret_files: tuple[str, ...] = ()  # Names of the files of `secret`.
   # First of the ports at which processes serve /metrics; 0: nowhere.
   metrics_port: int = 0
+  knows_peers: bool = False  # TLS or a token.
+  has_token: bool = False
+  insecure: bool = False
+  transfer_fenced: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JobSpec(JobSettings):
-  """One run: a syncer, its learners, and their common settings."""
+class JobSpec(JobOptions):
+  """One run: a syncer, its learners, and the options that all share."""
 
   name: str  # Of the run, as RFC 1123 has it; part of every name.
   syncer: Task
+  shards: tuple[Task, ...]  # Of the syncer, besides the one that leads.
   learners: tuple[Task, ...]  # All that may ever join, by id.
-  at_first: int  # So many of them are started with the syncer.
+  # Beside the syncer, on its machine; None: config.run.eval_every_rounds is 0.
+  evaluator: Task | None
   environment: tuple[tuple[str, str], ...]
   config_name: str  # File name of the configuration.
   config_text: str  # What is in that file.
-  shards: tuple[Task, ...] = ()  # Of the syncer, besides the one that leads.
-  # Beside the syncer, on its machine; None: config.run.eval_every_rounds is 0.
-  evaluator: Task | None = None
 
   @property
   def grace_s(self) -> int:
@@ -177,7 +242,8 @@ class JobSpec(JobSettings):
 
   @property
   def first_learners(self) -> tuple[Task, ...]:
-    return self.learners[: self.at_first]
+    """Those that are started with the syncer."""
+    return self.learners[: self.learners_at_first]
 
   def role_name(self, role: Task) -> str:
     """Returns a name such as 'run-learner-0', unique in a namespace or
@@ -186,65 +252,38 @@ class JobSpec(JobSettings):
     return f'{self.name}-{role.name}'
 
   def metrics_port_of(self, role: Task) -> int:
-    """Returns the port at which a role serves /metrics.
-
-    Each role has its own, as several may share a machine: first the syncer,
-    then the evaluator, the shards, the learners.
-    """
-    known = (SYNCER, EVALUATOR, *(each.name for each in self.shards))
-    if role.kind == LEARNER:
-      return self.metrics_port + len(known) + role.learner
-    return self.metrics_port + known.index(role.name)
+    """Returns the port at which a role serves /metrics; 0: at none."""
+    first, shards = self.metrics_port, 1 + len(self.shards)
+    return first and program.metrics_port(first, role, shards)
 
   def secret_of(self, role: Task) -> str:
     return self.secret.replace('{role}', role.name)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class JobOptions(JobSettings):
-  """The options of the command line besides the configuration."""
-
-  run_name: str = ''  # Default: the configuration's.
-  at_first: int | None = None  # Default: config.protocol.learners.
-  accelerator: str = CPU
-  gpus_per_host: int = 0
-  hosts: int = 0  # Of each learner; 0: as many as the accelerator has.
-  capacity: str = ON_DEMAND
-  reservation: str = ''
-  learner_cpus: int = 0
-  learner_memory_gib: int = 0
-  syncer_cpus: int = 0  # 0, also of the next two: as the planner says.
-  syncer_memory_gib: int = 0
-  storage_gib: int = 0
-  knows_peers: bool = False  # TLS or a token.
-  has_token: bool = False
-  insecure: bool = False
-  transfer_fenced: bool = False
-
-
 def launch(
   config: RunConfig,
   config_arguments: Sequence[str],
-  config_name: str,
-  config_text: str,
-  peer_arguments: Sequence[str],
+  config_file: tuple[str, str],
+  access: Sequence[str],
+  log: Sequence[str],
   asked: JobOptions,
 ) -> JobSpec:
   """Describes the launch of one syncer and its learners.
 
   Args:
     config_arguments: the flags that give a process this configuration.
-    peer_arguments: the flags for authentication, and for logging.
+    config_file: its name, and what is in it.
+    access: the flags for authentication.
+    log: those on how a process logs.
 
   Raises:
     ConfigError: the run is impossible like that; lists all problems.
   """
   name = asked.run_name or config.name
-  learners_max = config.data.shards  # Each has a shard of its own.
   chosen = accelerator(asked.accelerator, asked.gpus_per_host, asked.hosts)
   if problems := [
     *_wrong_name(name),
-    *_wrong_numbers(asked, learners_max),
+    *_wrong_numbers(asked, config.data.shards),
     *_wrong_metrics_port(config, asked),
     *_wrong_capacity(asked),
     *_wrong_mesh(config, chosen),
@@ -252,7 +291,18 @@ def launch(
     *_wrong_hosts(chosen, asked),
   ]:
     raise ConfigError(problems)
-  shared = (*config_arguments, f'--workdir={asked.workdir}', *peer_arguments)
+  machine = _syncer_machine(config)
+  cpus, memory_gib, disk_gib = (
+    (machine.cpus, machine.memory_gib, machine.disk_gib)
+    if machine
+    else UNPLANNED
+  )
+  syncer_place = Resources(
+    accelerator(CPU),
+    asked.syncer_cpus or cpus,
+    asked.syncer_memory_gib or memory_gib,
+    disk_gib=asked.storage_gib or disk_gib,
+  )
   learner_place = Resources(
     chosen,
     asked.learner_cpus,
@@ -260,85 +310,70 @@ def launch(
     asked.capacity,
     asked.reservation,
   )
-  syncer = Task(
-    SYNCER,
-    SYNCER,
-    'diloco.syncer',
-    shared,
-    _syncer_place(config, asked),
-  )
+  found = {kind: [] for kind in program.KINDS}
+  shared = (*config_arguments, f'--workdir={asked.workdir}')
+  for role in program.tasks(config, shared, access, log, config.data.shards):
+    place, own = syncer_place, ()
+    if role.kind == LEARNER:
+      place, own = learner_place, (f'--notice_s={asked.notice_s}',)
+    arguments = (*role.arguments, *own)
+    found[role.kind].append(
+      dataclasses.replace(role, arguments=arguments, resources=place)
+    )
+  at_first = asked.learners_at_first
+  options = {
+    **vars(asked),
+    'learners_at_first': at_first or config.protocol.learners,
+  }
   return JobSpec(
+    **options,
     name=name,
-    syncer=syncer,
-    shards=_shards(syncer, config.syncer.shards),
-    evaluator=_evaluator(config, peer_arguments, syncer),
-    learners=_learners(shared, learner_place, learners_max, asked.notice_s),
-    at_first=(
-      config.protocol.learners if asked.at_first is None else asked.at_first
-    ),
-    environment=environment(
+    syncer=found[SYNCER][0],
+    shards=tuple(found[SHARD]),
+    evaluator=next(iter(found[EVALUATOR]), None),
+    learners=tuple(found[LEARNER]),
+    environment=program.environment(
       config, Workdir(pathlib.Path(asked.workdir)).compiled
     ),
-    config_name=config_name,
-    config_text=config_text,
-    **{f.name: getattr(asked, f.name) for f in dataclasses.fields(JobSettings)},
+    config_name=config_file[0],
+    config_text=config_file[1],
   )
 
 
-def _shards(syncer: Task, count: int) -> tuple[Task, ...]:
-  return tuple(
-    dataclasses.replace(
-      syncer,
-      name=shard_name(i),
-      kind=SHARD,
-      module='diloco.syncer_shard',
-      arguments=(*syncer.arguments, f'--shard={i}'),
+def size_notes(config: RunConfig, place: Resources) -> Iterator[str]:
+  """Yields a line for what is below the planner's figure, or has none.
+
+  Args:
+    place: the machine of the syncer.
+  """
+  found = _syncer_machine(config)
+  if found is None:
+    yield (
+      f'config.model.kind={config.model.kind}: how large it is, is not known '
+      f'here; the syncer gets {place.memory_gib} GiB of memory and '
+      f'{place.disk_gib} GiB of disk, see --syncer_memory_gib, --storage_gib '
+      'and python -m diloco.plan --config=…'
     )
-    for i in range(1, count)
-  )
+    return
+  for flag, got, needed in (
+    ('syncer_memory_gib', place.memory_gib, found.memory_gib),
+    ('storage_gib', place.disk_gib, found.disk_gib),
+  ):
+    if got < needed:
+      said = f'the syncer takes {needed} GiB, as diloco.plan says'
+      yield f'--{flag}={got}: {said}'
 
 
-def _syncer_place(config: RunConfig, asked: JobOptions) -> Resources:
-  cpus, memory_gib, disk_gib = syncer_sizes.planned(config)
-  return Resources(
-    accelerator(CPU),
-    asked.syncer_cpus or cpus,
-    asked.syncer_memory_gib or memory_gib,
-    disk_gib=asked.storage_gib or disk_gib,
-  )
+def _syncer_machine(config: RunConfig) -> SyncerMachine | None:
+  """Returns the machine of the syncer, or of one of its shards, as planned.
 
-
-def _evaluator(
-  config: RunConfig, peer_arguments: Sequence[str], syncer: Task
-) -> Task | None:
-  """The evaluator reads the syncer's folder, and connects to no process."""
-  if not config.run.eval_every_rounds:
-    return None
-  access = {each for each in peer_arguments if each != LOG_JSON}
-  mine = [each for each in syncer.arguments if each not in access]
-  return dataclasses.replace(
-    syncer,
-    name=EVALUATOR,
-    kind=EVALUATOR,
-    module='diloco.evaluator',
-    arguments=tuple(mine),
-  )
-
-
-def _learners(
-  shared: Sequence[str], place: Resources, count: int, notice_s: float
-) -> tuple[Task, ...]:
-  return tuple(
-    Task(
-      learner_name(i),
-      LEARNER,
-      'diloco.learner',
-      (*shared, f'--learner={i}', f'--notice_s={notice_s}'),
-      place,
-      i,
-    )
-    for i in range(count)
-  )
+  Raises:
+    ConfigError: the model can not be cut as configured.
+  """
+  try:
+    return syncer_machine.of_config(config)
+  except ValueError as error:
+    raise ConfigError([str(error)]) from None
 
 
 def only(whole: JobSpec, learner: int) -> Task:
@@ -366,6 +401,7 @@ def _wrong_name(name: str):
 
 
 def _wrong_numbers(asked: JobOptions, learners_max: int):
+  at_first = asked.learners_at_first
   if not asked.workdir.startswith('/'):
     yield f'--workdir={asked.workdir}: must be absolute, on other machines'
   if not 0 < asked.port < 65536:
@@ -374,9 +410,9 @@ def _wrong_numbers(asked: JobOptions, learners_max: int):
   for name in ('restarts_max', *sizes):
     if getattr(asked, name) < 0:
       yield f'--{name}={getattr(asked, name)}: must not be negative'
-  if asked.at_first is not None and not 0 < asked.at_first <= learners_max:
+  if at_first is not None and not 0 < at_first <= learners_max:
     yield (
-      f'--learners_at_first={asked.at_first}: must be in 1 … {learners_max} '
+      f'--learners_at_first={at_first}: must be in 1 … {learners_max} '
       '(config.data.shards)'
     )
   if asked.notice_s < 1:

@@ -25,6 +25,7 @@ import fcntl
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -41,11 +42,9 @@ from diloco.metrics import files
 from diloco.metrics.status import read_status
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import sweep_flags
-from launch import epochs, preflight, session
+from launch import chips, epochs, preflight, session
 from launch import program as launch_program
-from launch.backends import dry_run
-from launch.chips import deal
-from launch.chips.found import LocalDevices
+from launch.chips import LocalDevices
 from launch.program import Program, program
 from launch.role_processes import check_metrics_ports, free_address
 
@@ -288,12 +287,9 @@ def read_program(
     flags.access_arguments(),
     flags.log_arguments(),
     learners,
+    given.metrics_port,
   )
-  if given.metrics_port:
-    whole = launch_program.with_metrics(
-      whole, given.metrics_port, config.protocol.learners
-    )
-  return deal.dealt(whole, config, found, os.environ) if found else whole
+  return chips.dealt(whole, config, found, os.environ) if found else whole
 
 
 def accelerators(config: RunConfig) -> LocalDevices | None:
@@ -311,7 +307,7 @@ def accelerators(config: RunConfig) -> LocalDevices | None:
   if given.cpu_devices:
     return None
   root = pathlib.Path(given.device_root)
-  return deal.to_be_dealt(config, asked, os.environ, root)
+  return chips.to_be_dealt(config, asked, os.environ, root)
 
 
 def show_processes(config: RunConfig, say: Callable[[str], None]) -> None:
@@ -322,7 +318,17 @@ def show_processes(config: RunConfig, say: Callable[[str], None]) -> None:
   """
   workdir = Workdir(pathlib.Path(absl_flags.FLAGS.workdir))
   address = f'{config.transport.host}:{config.transport.port}'
-  dry_run.local(read_program(config, workdir, address), say)
+  parts = read_program(config, workdir, address)
+  for name, value in parts.environment:
+    say(f'export {name}={shlex.quote(value)}')
+  for role in (*parts.roles, parts.evaluate):
+    for host in range(role.hosts):
+      added = role.variables(host).items()
+      own = [f'{name}={shlex.quote(value)}' for name, value in added]
+      say(f'# {role.process(host)}')
+      # The hosts of a learner meet at another port at each start.
+      command = shlex.join(role.command(host, '127.0.0.1:PORT'))
+      say(' '.join([*own, command]))
 
 
 def checked(argv: Sequence[str]) -> RunConfig:
@@ -393,7 +399,7 @@ def begin(
   """
   trains = True
   if found := accelerators(config):
-    line = deal.chips_of(parts, found)
+    line = chips.chips_of(parts, found)
     console.print(line, markup=False, highlight=False, soft_wrap=True)
   if goes_on:
     console.print(
@@ -431,8 +437,8 @@ if __name__ == '__main__':
     if not sweep_flags.is_asked():
       return main(argv)
     # Only now: it imports SciPy.
-    from launch.sweeps import real_runs
+    from launch import real_sweep
 
-    return real_runs.main(argv)
+    return real_sweep.main(argv)
 
   flags.run(main_or_sweep)

@@ -11,10 +11,11 @@ launch/README.md has the steps. Exit code 0: it was done; 1: a command failed,
 which is named; 78: it can't be done as configured; 130: Ctrl-C.
 """
 
+import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from absl import flags as absl_flags
 
@@ -22,47 +23,176 @@ from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
-from launch import launch_flags, local, syncer_sizes
-from launch.backends import (
-  commands,
-  dry_run,
-  newcomers,
-  registry,
-)
-from launch.job import JobSpec
+from launch import job, local, newcomers
+from launch.backends import BACKENDS
+from launch.backends.base import Backend, CommandFailed, check_evaluator
+from launch.job import CONTAINERS, CPU, GPU, SECRET_FOLDER, JobOptions, JobSpec
+from launch.program import hosts_of_all
 
 START = 'start'
 ADD = 'add-learner'
 REMOVE = 'remove-learner'
 WATCH = 'watch'
 COMMANDS = (START, ADD, REMOVE, WATCH)
+LOCAL = 'local'
+TARGETS = (LOCAL, *BACKENDS)
+IN_CONTAINERS = tuple(n for n, b in BACKENDS.items() if CONTAINERS in b.TRAITS)
+# Flags of launch.local that say nothing elsewhere.
+LOCAL_ONLY = {
+  *('overwrite', 'cpu_devices', 'chips_per_learner', 'device_root', 'page'),
+}
+_DEFINE = {
+  str: absl_flags.DEFINE_string,
+  bool: absl_flags.DEFINE_bool,
+  int: absl_flags.DEFINE_integer,
+  type(None): absl_flags.DEFINE_integer,
+  tuple: absl_flags.DEFINE_multi_string,
+}
 
-Backend = registry.Gke | registry.Slurm | registry.QueuedResources
+
+def options_of(owner: type) -> dict[str, dataclasses.Field]:
+  """Returns the fields of a dataclass that are flags, by name."""
+  fields = dataclasses.fields(owner)
+  return {each.name: each for each in fields if 'trait' in each.metadata}
 
 
-# Carries out one command of launch.main on the back end that was asked for.
+def _takers() -> dict[str, tuple[str, ...]]:
+  """Returns which targets take a flag; to others it would say nothing."""
+  found = dict.fromkeys(LOCAL_ONLY, (LOCAL,))
+  for name, field in options_of(JobOptions).items():
+    trait = field.metadata['trait']
+    found[name] = tuple(
+      n for n, b in BACKENDS.items() if not trait or trait in b.TRAITS
+    )
+  for target, backend in BACKENDS.items():
+    for name in options_of(backend):
+      found[name] = (*found.get(name, ()), target)
+  return {**found, 'page_port': (LOCAL, *found['page_port'])}
+
+
+def define_flags() -> None:
+  """Besides those of launch.local."""
+  absl_flags.DEFINE_enum('to', LOCAL, TARGETS, 'Where the run is started.')
+  absl_flags.DEFINE_bool(
+    'dry_run', False, 'Prints the commands and manifests, and starts nothing.'
+  )
+  absl_flags.DEFINE_integer(
+    'learner', None, 'Id of the learner that is added or removed.'
+  )
+  for target, owner in ((None, JobOptions), *BACKENDS.items()):
+    for name, field in options_of(owner).items():
+      if name in absl_flags.FLAGS:  # Of launch.local, too.
+        continue
+      text = field.metadata['help']
+      text = f'{target}: {text}' if target else text
+      if choices := field.metadata['choices']:
+        absl_flags.DEFINE_enum(name, field.default, choices, text)
+      else:
+        _DEFINE[type(field.default)](name, field.default, text)
+
+
+def read_launch(config: RunConfig) -> JobSpec:
+  """The launch that the parsed flags ask for.
+
+  Raises:
+    ConfigError: it can not be.
+  """
+  given = absl_flags.FLAGS
+  if problems := [*wrong_for_target(), *_wrong_files(given)]:
+    raise ConfigError(problems)
+  path = pathlib.Path(flags.config_file())
+  arguments = flags.arguments()
+  if given.to in IN_CONTAINERS:  # The file goes along.
+    arguments[0] = arguments[0].replace(
+      str(flags.config_file()), f'{job.CONFIG_FOLDER}/{path.name}', 1
+    )
+  access = flags.access_files()
+  asked = JobOptions(
+    workdir=given.workdir,
+    hosts=hosts_of_all(given.hosts) if given['hosts'].present else 0,
+    python='python' if given.to in IN_CONTAINERS else sys.executable,
+    metrics_port=given.metrics_port,
+    secret_files=_secret_files() if given.secret else (),
+    knows_peers=bool(access['tls_ca'] or access['token_file']),
+    has_token=bool(access['token_file']),
+    **flags.access_vouched(),
+    **{name: getattr(given, name) for name in options_of(JobOptions)},
+  )
+  return job.launch(
+    config,
+    arguments,
+    (path.name, path.read_text()),
+    flags.access_arguments(),
+    flags.log_arguments(),
+    asked,
+  )
+
+
+def wrong_for_target() -> Iterator[str]:
+  """Flags that are missing, or that the back end would ignore."""
+  given = absl_flags.FLAGS
+  for name, targets in _takers().items():
+    if given[name].present and given.to not in targets:
+      yield f'--{name}: is for --to={" and --to=".join(targets)} only'
+  backend = BACKENDS.get(given.to, Backend)
+  image = ['image'] if given.to in IN_CONTAINERS else []
+  for name in ('workdir', *image, *backend.NEEDS):
+    if not getattr(given, name):
+      yield f'--{name}: is missing, --to={given.to} needs it'
+  is_tpu = given.accelerator not in (CPU, GPU)
+  if backend.TPUS is not None and is_tpu != backend.TPUS:
+    known = 'TPUs, such as v5litepod-8' if backend.TPUS else 'cpu and gpu'
+    yield f'--accelerator={given.accelerator}: --to={given.to} takes {known}'
+
+
+def _wrong_files(given):
+  """Yields files that are not in the secret: a container has no others."""
+  if given.to not in IN_CONTAINERS:
+    return
+  secret = pathlib.PurePath(SECRET_FOLDER)
+  for name, path in _files():
+    if not given.secret or path.parent != secret:
+      yield (
+        f'--{name}={path}: in a container there are the files of --secret, '
+        f'in {SECRET_FOLDER}'
+      )
+
+
+def _files() -> Iterator[tuple[str, pathlib.PurePath]]:
+  for name, value in flags.access_files().items():
+    if name != 'tls_name' and value is not None:
+      yield name, pathlib.PurePath(value)
+
+
+def _secret_files() -> tuple[str, ...]:
+  return tuple(path.name for _, path in _files())
 
 
 def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
-  """The exit code of launch.main.
+  """Carries out one command on the back end that was asked for.
+
+  Returns:
+    The exit code of launch.main.
 
   Raises:
     ConfigError: the launch can not be.
     CommandFailed: a program of the back end is missing, or failed.
   """
   given = absl_flags.FLAGS
-  whole = launch_flags.read_launch(config)
-  kind, place = registry.BACKENDS[given.to], whole.syncer.resources
-  registry.check_evaluator(whole, kind.shares_workdir(given))
-  for line in (
-    *left_out(config),
-    *syncer_sizes.notes(config, place.memory_gib, place.disk_gib),
-    *kind.notes(given),
-  ):
+  whole, kind = read_launch(config), BACKENDS[given.to]
+  own = {name: getattr(given, name) for name in options_of(kind)}
+  backend = kind(dry_run=given.dry_run, say=say, **own)
+  if problems := [*backend.problems()]:
+    raise ConfigError(problems)
+  check_evaluator(whole, backend.shares_workdir)
+  notes = [
+    *job.size_notes(config, whole.syncer.resources),
+    *backend.notes(whole),
+  ]
+  if config.faults:
+    notes.append('config.faults is for --to=local; no process is killed here')
+  for line in notes:
     print(f'note: {line}', file=sys.stderr)
-  if given.dry_run and registry.BACKENDS[given.to].stays:
-    return _show_steps(command, whole, say)
-  backend = _backend(say)
   match command:
     case 'start':
       return backend.start(whole)
@@ -70,53 +200,8 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
       return backend.add(whole, given.learner)
     case 'remove-learner':
       return backend.remove(whole, given.learner)
-    case 'watch':
-      return backend.watch(whole)
     case _:
-      raise ValueError(f'no command: {command!r}')
-
-
-def left_out(config: RunConfig) -> list[str]:
-  """Returns lines on settings that only a local run supports."""
-  lines = []
-  if config.faults:
-    lines.append('config.faults is for --to=local; no process is killed here')
-  return lines
-
-
-def _backend(say: Callable[[str], None]) -> Backend:
-  given = absl_flags.FLAGS
-  act = dry_run.shown(say) if given.dry_run else _loudly(say)
-  return registry.BACKENDS[given.to].make(given, act, say)
-
-
-def _loudly(say: Callable[[str], None]) -> registry.Act:
-  """Runs a command and passes on what it says."""
-
-  def act(argv, text):
-    output = commands.run(argv, text)
-    if output:
-      say(output.rstrip('\n'))
-    return output
-
-  return act
-
-
-def _show_steps(
-  command: str, whole: JobSpec, say: Callable[[str], None]
-) -> int:
-  """Prints the steps on TPU VMs, each of which needs the previous one's
-  result.
-  """
-  given = absl_flags.FLAGS
-  cloud, learner = registry.cloud_of(given), given.learner
-  if command == ADD:
-    dry_run.queued_learner(whole, learner, cloud, say)
-  elif command == REMOVE:
-    dry_run.queued_removal(whole, learner, cloud, say)
-  else:
-    dry_run.queued_resources(whole, cloud, say, with_roles=command == START)
-  return 0
+      return backend.watch(whole)
 
 
 def main(argv) -> int:
@@ -129,31 +214,19 @@ def main(argv) -> int:
       raise ConfigError([f'{" ".join(argv[1:])}: must be one of {known}'])
     if (given.learner is not None) != (command in (ADD, REMOVE)):
       raise ConfigError(['--learner: is for add-learner and remove-learner'])
-    staying = [n for n, kind in registry.BACKENDS.items() if kind.stays]
+    staying = [name for name, kind in BACKENDS.items() if kind.STAYS]
     if command == WATCH and given.to not in staying:
       raise ConfigError([f'watch: is for --to={" or --to=".join(staying)}'])
-    if given.to != launch_flags.LOCAL:
+    if given.to != LOCAL:
       return perform(command, config, say)
-    if problems := [*launch_flags.wrong_for_backend()]:
+    if problems := [*wrong_for_target()]:
       raise ConfigError(problems)
     if command != START:
-      if given.dry_run:
-        raise ConfigError([f'--dry_run: is not for {command} --to=local'])
-      is_new = given.learner >= config.protocol.learners
-      if command == ADD and is_new and local.accelerators(config):
-        raise ConfigError(
-          [
-            f'--learner={given.learner}: accelerators are dealt to learners of '
-            'the configuration; start it by hand: docs/one_machine.md'
-          ]
-        )
-      request = newcomers.Request(given.learner, joins=command == ADD)
-      workdir = Workdir(pathlib.Path(given.workdir))
-      return newcomers.ask(config, workdir, request, say)
+      return _ask_here(command, config, say)
     if given.dry_run:
       local.show_processes(config, say)
       return 0
-  except commands.CommandFailed as error:
+  except CommandFailed as error:
     print(f'error: {error}', file=sys.stderr)
     return 1
   except KeyboardInterrupt:
@@ -162,7 +235,22 @@ def main(argv) -> int:
   return local.main(argv[:1])
 
 
+def _ask_here(
+  command: str, config: RunConfig, say: Callable[[str], None]
+) -> int:
+  """Has the launcher of a local run add or remove a learner."""
+  given = absl_flags.FLAGS
+  if given.dry_run:
+    raise ConfigError([f'--dry_run: is not for {command} --to=local'])
+  is_new = given.learner >= config.protocol.learners
+  if command == ADD and is_new and local.accelerators(config):
+    raise ConfigError([f'--learner={given.learner}: {newcomers.NO_PLACE}'])
+  request = newcomers.Request(given.learner, joins=command == ADD)
+  workdir = Workdir(pathlib.Path(given.workdir))
+  return newcomers.ask(config, workdir, request, say)
+
+
 if __name__ == '__main__':
   local.define_flags()
-  launch_flags.define_flags()
+  define_flags()
   flags.run(main)

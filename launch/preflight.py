@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from diloco.config import data_section, flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from launch.chips import found
+from launch import chips
 from launch.program import FORCED, XLA_FLAGS, Processes
 
 
@@ -135,8 +135,8 @@ def check_devices(
   Raises:
     ConfigError: it has, and there is no accelerator that JAX could use.
   """
-  here = found.local_devices(environment, root)
-  if here is not None and found.has_plugin(here.platform):
+  here = chips.local_devices(environment, root)
+  if here is not None and chips.has_plugin(here.platform):
     return
   mesh = config.mesh
   for each in learners:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a run on one machine: roles, hosts, command lines."""
+"""The roles of a run with their command lines, and its processes here."""
 
 import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
@@ -25,10 +26,94 @@ MALLOC = (
 )
 
 SYNCER = 'syncer'
+SHARD = 'shard'  # Of the syncer, beside the one that leads.
+LEARNER = 'learner'
+EVALUATE = 'evaluate'
 # From SIGTERM to SIGKILL: what each promises, and some seconds to end in.
 SYNCER_LEAVE_S = 65.0  # It may wait for one checkpoint, and write another.
 LEARNER_LEAVE_S = 30.0  # Its notice is 25.
-EVALUATE = 'evaluate'
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """What all roles of a kind have in common."""
+
+  module: str
+  peer: str = ''  # The flag that says where the syncer is; empty: none.
+  leave_s: float = 10.0  # From SIGTERM to SIGKILL.
+  ends_run: bool = False  # Once it exits with 0, the others leave.
+  optional: bool = False  # The run goes on, and ends, without it.
+
+
+KINDS = {
+  SYNCER: Kind('diloco.syncer', 'bind', SYNCER_LEAVE_S, ends_run=True),
+  SHARD: Kind('diloco.syncer_shard', 'lead', SYNCER_LEAVE_S),
+  LEARNER: Kind('diloco.learner', 'syncer', LEARNER_LEAVE_S),
+  # It reads a folder, and connects to no process.
+  EVALUATOR: Kind('diloco.evaluator', optional=True),
+}
+
+
+# The roles of a run, wherever they run.
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """One role of a run: its command without addresses, and its machines."""
+
+  name: str  # 'syncer', 'shard-1' or 'learner-0'.
+  kind: str  # A key of KINDS.
+  arguments: tuple[str, ...]
+  learner: int | None = None  # Its id.
+  resources: Any = None  # `job.Resources`; None on this machine.
+
+  @property
+  def module(self) -> str:
+    return KINDS[self.kind].module
+
+
+def tasks(
+  config: RunConfig,
+  shared: Sequence[str],
+  access: Sequence[str],
+  log: Sequence[str],
+  learners: int,
+) -> list[Task]:
+  """Returns the syncer, its other shards, the learners, the evaluator if any.
+
+  Args:
+    shared: arguments of every process, such as --config and --workdir.
+    access: those for authentication.
+    log: those on how it logs.
+    learners: so many, by their ids.
+  """
+  peer = (*shared, *access, *log)
+  found = [Task(SYNCER, SYNCER, peer)]
+  for i in range(1, config.syncer.shards):
+    found.append(Task(shard_name(i), SHARD, (*peer, f'--shard={i}')))
+  for i in range(learners):
+    own = (*peer, f'--learner={i}')
+    found.append(Task(learner_name(i), LEARNER, own, i))
+  if config.run.eval_every_rounds:
+    found.append(Task(EVALUATOR, EVALUATOR, (*shared, *log)))
+  return found
+
+
+def metrics_port(first: int, role: Task, shards: int, hosts: int = 1) -> int:
+  """Returns the port at which a role serves /metrics.
+
+  Each has its own, as several may share a machine: first the syncer, then the
+  evaluator, the shards, the learners.
+
+  Args:
+    first: the syncer's.
+    shards: of the syncer.
+    hosts: ports of each learner.
+  """
+  known = (SYNCER, EVALUATOR, *map(shard_name, range(1, shards)))
+  if role.kind == LEARNER:
+    return first + len(known) + role.learner * hosts
+  return first + known.index(role.name)
 
 
 # Learners of several hosts: their number, devices and numbering.
@@ -46,11 +131,7 @@ def host_flags(hosts: int, host: int | str, coordinator: str) -> list[str]:
   """
   if hosts == 1:
     return []
-  return [
-    f'--hosts={hosts}',
-    f'--host={host}',
-    f'--coordinator={coordinator}',
-  ]
+  return [f'--hosts={hosts}', f'--host={host}', f'--coordinator={coordinator}']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +156,19 @@ def on_this_machine(
   Raises:
     ConfigError: no such numbers, or devices that they do not share evenly.
   """
-  devices = config.mesh.devices
+  devices, learners = config.mesh.devices, config.protocol.learners
+  numbers = _numbers(asked)
+  if len(numbers) == 1:
+    numbers *= learners
+  if len(numbers) != learners:
+    raise ConfigError(
+      [
+        f'--hosts={asked}: has {len(numbers)} numbers, and there are '
+        f'{learners} learners'
+      ]
+    )
   found = []
-  for learner, hosts in enumerate(_of_each(asked, config.protocol.learners)):
+  for learner, hosts in enumerate(numbers):
     if devices % hosts:
       raise ConfigError(
         [
@@ -86,8 +177,7 @@ def on_this_machine(
         ]
       )
     forced = f'{xla_flags} {FORCED}={devices // hosts}'.strip()
-    environment = ((XLA_FLAGS, forced),) if cpu_devices else ()
-    found.append(Processes(hosts, environment))
+    found.append(Processes(hosts, ((XLA_FLAGS, forced),) * cpu_devices))
   return tuple(found)
 
 
@@ -97,26 +187,12 @@ def hosts_of_all(asked: str) -> int:
   Raises:
     ConfigError: it is not one number from 1.
   """
-  numbers = _numbers(asked)
-  if len(numbers) > 1:
+  first, *others = _numbers(asked)
+  if others:
     raise ConfigError(
       [f'--hosts={asked}: one number for all, but for --to=local']
     )
-  return numbers[0]
-
-
-def _of_each(asked: str, learners: int) -> tuple[int, ...]:
-  numbers = _numbers(asked)
-  if len(numbers) == 1:
-    return numbers * learners
-  if len(numbers) != learners:
-    raise ConfigError(
-      [
-        f'--hosts={asked}: has {len(numbers)} numbers, and there are '
-        f'{learners} learners'
-      ]
-    )
-  return numbers
+  return first
 
 
 def _numbers(asked: str) -> tuple[int, ...]:
@@ -158,11 +234,7 @@ class Role:
     if self.metrics_port:
       port = self.metrics_port + host
       metrics = monitor_flags.arguments(sockets.LOOPBACK, port)
-    return [
-      *self.argv,
-      *metrics,
-      *host_flags(self.hosts, host, coordinator),
-    ]
+    return [*self.argv, *metrics, *host_flags(self.hosts, host, coordinator)]
 
   def variables(self, host: int) -> dict[str, str]:
     """Returns what is added to the environment of one of its processes."""
@@ -189,104 +261,62 @@ def program(
   access_arguments: Sequence[str] = (),
   log_arguments: Sequence[str] = (),
   learners: Sequence[Processes] = (),
+  first_port: int = 0,
 ) -> Program:
   """The syncer's S processes, M learners, perhaps an evaluator; evaluation.
 
   Args:
     address: 'host:port' at which the syncer listens.
-  """
-
-  def argv(module: str, *flags: str) -> tuple[str, ...]:
-    command = (sys.executable, '-m', module, *config_arguments)
-    return (*command, f'--workdir={workdir.root}', *log_arguments, *flags)
-
-  syncer = Role(
-    SYNCER,
-    argv('diloco.syncer', f'--bind={address}', *access_arguments),
-    ends_run=True,
-    leave_s=SYNCER_LEAVE_S,
-  )
-  shards = [
-    Role(
-      shard_name(s),
-      argv(
-        'diloco.syncer_shard',
-        f'--shard={s}',
-        f'--lead={address}',
-        *access_arguments,
-      ),
-      leave_s=SYNCER_LEAVE_S,
-    )
-    for s in range(1, config.syncer.shards)
-  ]
-
-  def learner(i: int, each: Processes, optional: bool = False) -> Role:
-    return Role(
-      learner_name(i),
-      argv(
-        'diloco.learner',
-        f'--learner={i}',
-        f'--syncer={address}',
-        *access_arguments,
-      ),
-      optional=optional,
-      leave_s=LEARNER_LEAVE_S,
-      hosts=each.hosts,
-      environment=each.environment,
-    )
-
-  of_each = learners or [Processes()] * config.protocol.learners
-  parts = [learner(i, each) for i, each in enumerate(of_each)]
-  beside = []
-  if config.run.eval_every_rounds:
-    beside = [Role(EVALUATOR, argv('diloco.evaluator'), optional=True)]
-  evaluate = Role(EVALUATE, argv('diloco.evaluate'))
-  return Program(
-    (syncer, *shards, *parts, *beside),
-    evaluate,
-    environment(config, workdir.compiled),
-    newcomer=lambda i: learner(i, of_each[-1], optional=True),
-  )
-
-
-def with_metrics(whole: Program, port: int, learners: int) -> Program:
-  """Has each process serve /metrics on loopback, at a port of its own.
-
-  The syncer's is `port`, the evaluator's the next, then those of the shards and
-  of the learners' processes; one that joins later comes behind them.
-
-  Args:
-    learners: M.
+    first_port: first of the ports of /metrics; 0: none serves it.
 
   Raises:
     ConfigError: there are not so many ports.
   """
-  first = (SYNCER, EVALUATOR)
-  later = [role for role in whole.roles if role.name not in first]
-  ports, following = {SYNCER: port, EVALUATOR: port + 1}, port + 2
-  for role in later:
-    ports[role.name] = following
-    following += role.hosts
-  if following > 65536:
-    raise ConfigError(
-      [
-        f'--metrics_port={port}: the processes need {following - port} ports, '
-        'and 65535 is the last'
-      ]
+  of_each = learners or [Processes()] * config.protocol.learners
+  hosts = max(each.hosts for each in of_each)
+  shared = (*config_arguments, f'--workdir={workdir.root}')
+  found = tasks(
+    config, shared, access_arguments, log_arguments, config.data.shards
+  )
+
+  def role(task: Task) -> Role:
+    kind = KINDS[task.kind]
+    each, is_newcomer = Processes(), False
+    if task.kind == LEARNER:
+      is_newcomer = task.learner >= len(of_each)
+      each = of_each[-1 if is_newcomer else task.learner]
+    address_of_peer = [f'--{kind.peer}={address}'] if kind.peer else []
+    return Role(
+      task.name,
+      (
+        *(sys.executable, '-m', kind.module),
+        *(*task.arguments, *address_of_peer),
+      ),
+      ends_run=kind.ends_run,
+      optional=kind.optional or is_newcomer,
+      leave_s=kind.leave_s,
+      hosts=each.hosts,
+      environment=each.environment,
+      metrics_port=first_port and metrics_port(config, first_port, task, hosts),
     )
 
-  def newcomer(learner: int) -> Role:
-    made = whole.newcomer(learner)
-    place = following + (learner - learners) * made.hosts
-    return dataclasses.replace(made, metrics_port=place)
-
-  return dataclasses.replace(
-    whole,
-    roles=tuple(
-      dataclasses.replace(role, metrics_port=ports[role.name])
-      for role in whole.roles
-    ),
-    newcomer=newcomer,
+  possible = {task.learner: task for task in found if task.kind == LEARNER}
+  last = first_port and metrics_port(
+    first_port, possible[len(of_each) - 1], config.syncer.shards, hosts
+  )
+  if last + hosts > 65536:
+    raise ConfigError(
+      [
+        f'--metrics_port={first_port}: the processes need ports up to '
+        f'{last + hosts - 1}, and 65535 is the last'
+      ]
+    )
+  evaluate = (*shared, *log_arguments)
+  return Program(
+    tuple(role(task) for task in found if (task.learner or 0) < len(of_each)),
+    Role(EVALUATE, (sys.executable, '-m', 'diloco.evaluate', *evaluate)),
+    environment(config, workdir.compiled),
+    newcomer=lambda i: role(possible[i]),
   )
 
 

@@ -29,8 +29,7 @@ from diloco.metrics.status import (
 from diloco.metrics.workdir import Workdir
 from diloco.watch import run_page
 from diloco.watch.followed_run import FollowedRun
-from launch import epochs, progress
-from launch.backends import newcomers
+from launch import epochs, newcomers, progress
 from launch.parent_death import dying_with_parent
 from launch.program import Program, Role, local_environment
 from launch.progress import Display

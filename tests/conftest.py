@@ -29,7 +29,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_finish(session):
-  # A test may run pytest by itself, on a planted fault; workers have begun.
+  # A test may run pytest by itself; workers have begun.
   os.environ.pop(RECORD, None)
 
 

@@ -22,15 +22,15 @@ import rich.console
 from absl import flags as absl_flags
 from absl import logging
 
-from diloco.bench import crowd, machine_load, measurement, syncer_rounds
+from diloco.bench import machine_load, measurement
 from diloco.bench.measurement import (
   BenchFailed,
   BenchSettings,
   Measured,
   RepeatedFigure,
 )
-from diloco.bench.rows import HOSTS, ROWS
-from diloco.config import flags, run_config
+from diloco.bench.rows import HOSTS, ROWS, host_speeds
+from diloco.config import flags
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.run_progress import ProgressLine, count
@@ -50,8 +50,8 @@ def define_flags() -> None:
   absl_flags.DEFINE_list(
     'millions', ['1', '10'], 'Parameters of rows that differ by size.'
   )
-  absl_flags.DEFINE_list(
-    'learners', ['16', '64'], 'Numbers of learners of the row `served`.'
+  absl_flags.DEFINE_float(
+    'minutes', 2.0, 'Minutes of the row `long`.', lower_bound=0.1
   )
   absl_flags.DEFINE_bool(
     'smallest', False, 'Makes everything tiny: to see that it works.'
@@ -60,7 +60,6 @@ def define_flags() -> None:
     'markdown', None, 'File for the table, as a page of docs has it.'
   )
   absl_flags.DEFINE_string('json', None, 'File for all figures.')
-  absl_flags.DEFINE_string('history', None, 'File to append a line of JSON to.')
   absl_flags.DEFINE_string(
     'write_speeds', None, 'File for what `diloco plan` knows of hosts.'
   )
@@ -74,15 +73,12 @@ def main(argv: Sequence[str]) -> int:
     print('\n'.join(f'  {name:16}{row.title}' for name, row in ROWS.items()))
     return 0
   names = chosen(given.all, given.only)
-  settings = BenchSettings(
-    given.smallest, sizes(given.millions), crowds(given.learners)
-  )
+  settings = BenchSettings(given.smallest, sizes(given.millions), given.minutes)
   if given.write_speeds and HOSTS not in names:
     raise ConfigError([f'--write_speeds: needs the row {HOSTS}'])
-  files_ = (given.markdown, given.json, given.history, given.write_speeds)
-  targets = [pathlib.Path(p) for p in files_ if p]
-  check_writable(targets)
-  logging.set_verbosity(logging.ERROR)  # Crowds that stop warn.
+  files_ = (given.markdown, given.json, given.write_speeds)
+  check_writable([pathlib.Path(p) for p in files_ if p])
+  logging.set_verbosity(logging.ERROR)
   # Ends the processes of a run, too.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   machine, whole = machine_load.describe(), machine_load.LoadMeter()
@@ -101,10 +97,8 @@ def main(argv: Sequence[str]) -> int:
     pathlib.Path(given.markdown).write_text(measurement.as_markdown(page))
   if given.json:
     files.write_json(pathlib.Path(given.json), measured.record())
-  if given.history:
-    measured.append(pathlib.Path(given.history))
   if given.write_speeds and HOSTS not in failed:
-    files.write_json(pathlib.Path(given.write_speeds), host_speeds(measured))
+    files.write_json(pathlib.Path(given.write_speeds), speeds_of(measured))
   return 1 if failed else 0
 
 
@@ -133,11 +127,11 @@ def measure(
   return found, failed
 
 
-def host_speeds(measured: Measured) -> dict:
+def speeds_of(measured: Measured) -> dict:
   """Returns what `diloco plan` reads of hosts: medians of the row `hosts`."""
   machine = measured.machine
   own = [figure for figure in measured.figures if figure.row == HOSTS]
-  found = syncer_rounds.host_speeds({f.name: f.median for f in own})
+  found = host_speeds({f.name: f.median for f in own})
   return {
     'machine': f'{machine["cpu"]}, {machine["cores_allowed"]} cores',
     'date': machine['time'][:10],
@@ -169,18 +163,6 @@ def sizes(texts: Sequence[str]) -> tuple[float, ...]:
     raise ConfigError(
       [f'--millions={",".join(texts)}: must be numbers above 0, such as 1,10']
     )
-  return found
-
-
-def crowds(texts: Sequence[str]) -> tuple[int, ...]:
-  """Returns the values of --learners; raises ConfigError."""
-  if not texts or not all(text.isdecimal() and int(text) for text in texts):
-    raise ConfigError(
-      [f'--learners={",".join(texts)}: must be numbers above 0, such as 16,64']
-    )
-  found = tuple(map(int, texts))
-  for learners in found:
-    run_config.build(crowd.crowd_config(learners))
   return found
 
 

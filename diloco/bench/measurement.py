@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark returns; its repetitions as a table, as JSON, as a line."""
+"""What a benchmark is and returns; its repetitions as a table and as JSON."""
 
 import dataclasses
-import functools
-import json
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-
-import numpy as np
 
 from diloco.bench import machine_load
 from diloco.pages.parts import Column, ReportPage, Table
@@ -75,12 +70,12 @@ class BenchSettings:
   Attributes:
     smallest: True for a test: everything runs, nothing is measured well.
     millions: sizes of the rows that take parameters, in 10⁶.
-    learners: numbers of learners of the row that has many.
+    minutes: length of the row that looks for growth.
   """
 
   smallest: bool = False
   millions: tuple[float, ...] = (1.0, 10.0)
-  learners: tuple[int, ...] = (16, 64)
+  minutes: float = 2.0
 
   def pick(self, usual, smallest):
     """Returns the size that fits."""
@@ -107,45 +102,46 @@ class BenchRow:
   seconds: float
 
 
-# Clocks.
+# Calls beside a reference.
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
-  """Medians of something and of its reference, measured in turns."""
+class Comparison:
+  """A figure as data: a call, what it is measured beside, and in which unit.
 
-  work_s: float
-  reference_s: float
-  ratio: float  # The median of the turns' ratios.
-
-
-def in_turns(
-  work: Callable[[], object],
-  reference: Callable[[], object],
-  turns: int,
-  clock: Callable[[], float] = time.process_time,
-) -> Pair:
-  """Calls both alternately, after one call of each that does not count.
-
-  Args:
+  Attributes:
+    value: makes the figure of the seconds of one call.
+    reference: called in turn with `work`.
+    against: what that is, in words.
+    turns: so many calls of each, after one that does not count.
     clock: seconds; by default the CPU time of all threads of the process, so
       that a busy machine lengthens nothing.
+    times: how many calls of the reference do as much.
   """
-  work()
-  reference()
-  took = [(timed(work, clock), timed(reference, clock)) for _ in range(turns)]
-  return Pair(
-    statistics.median(a for a, _ in took),
-    statistics.median(b for _, b in took),
-    statistics.median(a / b for a, b in took),
-  )
 
+  name: str
+  unit: str
+  value: Callable[[float], float]
+  work: Callable[[], object]
+  reference: Callable[[], object]
+  against: str
+  turns: int
+  clock: Callable[[], float] = time.process_time
+  times: int = 1
 
-def copying(values: int) -> Callable[[], object]:
-  """Returns a call that copies so many f32 into memory that it keeps."""
-  source = np.ones(values, np.float32)
-  target = np.zeros_like(source)
-  return functools.partial(np.copyto, target, source)
+  def measure(self) -> BenchFigure:
+    """Returns medians: of the calls, and of the turns' ratios."""
+    self.work()
+    self.reference()
+    took = [
+      (timed(self.work, self.clock), timed(self.reference, self.clock))
+      for _ in range(self.turns)
+    ]
+    ratio = statistics.median(a / b for a, b in took) / self.times
+    work_s = statistics.median(a for a, _ in took)
+    return BenchFigure(
+      self.name, self.value(work_s), self.unit, ratio, self.against
+    )
 
 
 def timed(
@@ -265,13 +261,7 @@ class Measured:
 
   def record(self) -> dict:
     """Returns all that was measured, as JSON."""
-    found = vars(self) | {'figures': [f.plain() for f in self.figures]}
-    return found
-
-  def append(self, path: pathlib.Path) -> None:
-    """Appends one line of JSON to the history."""
-    with path.open('a') as file:
-      file.write(json.dumps(self.record(), allow_nan=False) + '\n')
+    return vars(self) | {'figures': [f.plain() for f in self.figures]}
 
 
 def as_markdown(report: ReportPage) -> str:

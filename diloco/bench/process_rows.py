@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of real processes: stalls of steps, bytes, kills, memory, starts.
+"""Rows of real processes: stalls of steps, bytes, memory, growth, starts.
 
 The twin without syncing is the same processes with H so long that no round
 becomes due. Where steps are slept out, a sleep stands for accelerators at work.
 """
 
-import itertools
+import functools
 import socket
 import statistics
 import subprocess
@@ -18,8 +18,8 @@ from diloco.bench.measurement import (
   BenchFailed,
   BenchFigure,
   BenchSettings,
+  Comparison,
   duration,
-  in_turns,
   quantile,
   timed,
 )
@@ -32,6 +32,7 @@ from diloco.bench.real_run import (
   status,
   step_seconds,
 )
+from diloco.config.sections import CheckpointConfig, defaults
 from diloco.metrics import names
 from diloco.metrics.workdir import learner_name
 from diloco.numerics.codec import make_codec
@@ -61,14 +62,20 @@ SMALL_DECODER = {
   'model.d_ff': 256,
 }
 SMALL_PARAMETERS = 361_088
-FLOOR_S = 0.05
 SAVE = 'checkpoint.learner_every_steps'
 QUANTILES = {'longest': 1.0, 'p99': 0.99, 'median': 0.5}
 EMPTY_MILLIONS = 0.001
-VICTIM, SURVIVOR = 1, 0
+SAMPLES = 300  # Of memory, in the row `long`,
+WARM_UP = 1 / 12  # and what of it is left out: compiling, allocators, pools.
 # Of the row `start`: `--help`, and what the two import once flags are read.
-HELP = ('diloco.learner', 'diloco.syncer')
-SERVING = ('diloco.learner.hosts.host_main', 'diloco.syncer.server')
+STARTS = {
+  'diloco.learner --help': ('-m', 'diloco.learner', '--help'),
+  'diloco.syncer --help': ('-m', 'diloco.syncer', '--help'),
+  **{
+    f'import {module}': ('-c', f'import {module}')
+    for module in ('diloco.learner.hosts.host_main', 'diloco.syncer.server')
+  },
+}
 HELP_EXITS = (0, 1)  # absl's --help exits with 1.
 ENDS_S = 300.0
 
@@ -156,42 +163,27 @@ def sleep_s(millions: float) -> float:
 
 
 def measure_saving(settings: BenchSettings) -> Iterator[BenchFigure]:
-  """Measures stalls of learners that save, compute as a sleep.
+  """Measures stalls of learners that save, by size.
 
-  Like `measure_stall`, with the same syncing without saves as the reference.
+  First with computation as a sleep, then with steps that keep the cores busy;
+  the same syncing without saves is the reference.
   """
   count, saves = settings.pick((120, 40), (10, 5))
-  for millions in settings.sizes:
-    saving, without = (
-      _steps(
-        {**EVERY_20, **bowl(millions), **more},
-        2 * [sleep_s(millions)],
-        count,
-        settings.pick(8, 1),
+  kinds = {'compute as a sleep': sleep_s, 'cores busy': lambda millions: 0.0}
+  for kind, floor_s in kinds.items():
+    for millions in settings.sizes:
+      saving, without = (
+        _steps(
+          {**EVERY_20, **bowl(millions), **more},
+          2 * [floor_s(millions)],
+          count,
+          settings.pick(8, 1),
+        )
+        for more in ({SAVE: saves}, {})
       )
-      for more in ({SAVE: saves}, {})
-    )
-    name = f'{millions:g} M, compute as a sleep'
-    against, titles = 'the same without saves', ('longest', 'p99')
-    yield from stalls(name, saving, without, against, titles)
-
-
-def measure_slower(settings: BenchSettings) -> Iterator[BenchFigure]:
-  """Measures goodput of a learner beside one that is twice as slow."""
-  floors_s, count = [FLOOR_S, 2 * FLOOR_S], settings.pick(120, 20)
-  synced, alone = _with_and_without(
-    EVERY_24, floors_s, count, settings.pick(8, 1)
-  )
-  for name, steps, twin in zip(('fast', 'slow'), synced, alone):
-    mean_s = statistics.fmean(step_seconds(steps))
-    stall_s = statistics.fmean(column(steps, names.STALL_TIME))
-    yield BenchFigure(
-      f'the {name} learner, goodput',
-      100 * (1 - stall_s / mean_s),
-      '%',
-      mean_s / statistics.fmean(step_seconds(twin)),
-      TWIN,
-    )
+      name = f'{millions:g} M, {kind}'
+      against, titles = 'the same without saves', ('longest', 'p99')
+      yield from stalls(name, saving, without, against, titles)
 
 
 def measure_decoder(settings: BenchSettings) -> Iterator[BenchFigure]:
@@ -299,7 +291,7 @@ def measure_memory(settings: BenchSettings) -> Iterator[BenchFigure]:
   """Measures the peak of resident memory beyond that of an empty model."""
 
   def peak_bytes(millions: float) -> int:
-    overrides = {**EVERY_8, 'run.step_floor_s': FLOOR_S, **bowl(millions)}
+    overrides = {**EVERY_8, 'run.step_floor_s': 0.05, **bowl(millions)}
     with RealRun(overrides) as run:
       _start_both(run, settings.pick(12, 2))
       return 1024 * status(run.processes[SYNCER].pid, 'VmHWM')
@@ -313,115 +305,82 @@ def measure_memory(settings: BenchSettings) -> Iterator[BenchFigure]:
     )
 
 
-# Kills. Steps are slept out; more faults are in `tests.chaos.fault_benchmark`.
+def measure_long(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Compares the last third of a run with its first: memory, steps, rounds.
+
+  Two learners whose computation is a sleep, with the usual checkpoints. What
+  grows in some minutes shows as a ratio above 1; a slow leak takes an hour.
+  """
+  millions, span_s = settings.sizes[-1], settings.pick(60 * settings.minutes, 6)
+  usual = defaults(CheckpointConfig)
+  overrides = {
+    **EVERY_20,
+    **bowl(millions),
+    'run.step_floor_s': sleep_s(millions),
+    SAVE: usual['learner_every_steps'],
+    'checkpoint.syncer_every_rounds': usual['syncer_every_rounds'],
+  }
+  with RealRun(overrides) as run:
+    _start_both(run, 1)
+    began_s = time.time()
+    memory = {name: [] for name in run.processes}
+    for i in range(1, SAMPLES + 1):
+      due_s = began_s + span_s * i / SAMPLES
+      run.until(lambda due_s=due_s: time.time() >= due_s, 'the next sample')
+      for name, process in run.processes.items():
+        mb = 1024 * status(process.pid, 'VmRSS') / 1e6
+        memory[name].append((time.time(), mb))
+    points = {
+      (f'{name}, memory', 'MB', 0.5): seen for name, seen in memory.items()
+    }
+    for m in (0, 1):
+      seen = [(x[names.TIME], 1e3 * x[names.STEP_TIME]) for x in run.steps(m)]
+      for title in ('median', 'p99'):
+        name = f'{learner_name(m)}, {title} step'
+        points[name, 'ms', QUANTILES[title]] = seen
+    seen = [(close['time_s'], 1e3 * close['sync_s']) for close in run.closes()]
+    points['median round', 'ms', 0.5] = seen
+  for (name, unit, share), seen in points.items():
+    yield growth(name, unit, share, seen, began_s, span_s)
 
 
-def _until_quiet(run: RealRun, settings: BenchSettings) -> float:
-  """Starts all, lets them train; returns when the quiet span began."""
-  _start_both(run, settings.pick(8, 2))
-  quiet_s = time.time()
-  run.until_steps(SURVIVOR, settings.pick(120, 20))
-  return quiet_s
+def growth(
+  name: str,
+  unit: str,
+  share: float,
+  points: Sequence[tuple[float, float]],
+  began_s: float,
+  span_s: float,
+) -> BenchFigure:
+  """Returns a quantile of the last third of a span beside that of the first.
 
+  Args:
+    points: times and values.
 
-def measure_learner_killed(settings: BenchSettings) -> Iterator[BenchFigure]:
-  """Measures the survivor's longest step gap, and the respawn."""
-  with RealRun({**EVERY_8, 'run.step_floor_s': FLOOR_S}) as run:
-    quiet_s = _until_quiet(run, settings)
-    victim = learner_name(VICTIM)
-    first_s = run.closes(VICTIM)[0]['time_s'] - run.started_s[victim]
-    killed_s = run.kill(victim)
-    run.until_steps(SURVIVOR, settings.pick(60, 5))
-    run.start_learner(VICTIM)
-    started_s = run.started_s[victim]
-    run.until_merged(VICTIM, 1, started_s)
-    run.until_steps(SURVIVOR, settings.pick(60, 5))
-    times_s = column(run.steps(SURVIVOR), names.TIME)
-    merged_s = next(
-      close['time_s']
-      for close in run.closes(VICTIM)
-      if close['time_s'] >= started_s
-    )
-  before_s = longest_gap_s(times_s, quiet_s, killed_s)
-  spans = {'away': (killed_s, started_s), 'starts': (started_s, merged_s)}
-  for when, span in spans.items():
-    yield duration(
-      f'survivor, longest step gap, victim {when}',
-      'ms',
-      longest_gap_s(times_s, *span),
-      before_s,
-      'its longest before the kill',
-    )
-  respawn_s = merged_s - started_s
-  yield duration(
-    'respawn to first contribution', 's', respawn_s, first_s, 'its first start'
+  Raises:
+    BenchFailed: nothing was measured in one of the thirds.
+  """
+  warm_s = began_s + WARM_UP * span_s
+  third_s = (began_s + span_s - warm_s) / 3
+  first, last = (
+    [v for t, v in points if begin_s <= t < begin_s + third_s]
+    for begin_s in (warm_s, warm_s + 2 * third_s)
   )
-
-
-def measure_syncer_killed(settings: BenchSettings) -> Iterator[BenchFigure]:
-  """Measures the time from "listens" to the first merge, and the steps."""
-  with RealRun({**EVERY_8, 'run.step_floor_s': FLOOR_S}) as run:
-    quiet_s = _until_quiet(run, settings)
-    killed_s = run.kill(SYNCER)
-    run.until_steps(SURVIVOR, settings.pick(60, 5))
-    listens_s = run.start_syncer()
-
-    def merges() -> list[float]:
-      times_s = (close['time_s'] for close in run.closes())
-      return [t for t in times_s if t >= run.started_s[SYNCER]]
-
-    run.until(merges, 'a round closes after the restart')
-    merged_s = merges()[0]
-    run.until_steps(SURVIVOR, 5)
-    times_s = column(run.steps(SURVIVOR), names.TIME)
-    closes_s = [
-      close['time_s']
-      for close in run.closes()
-      if quiet_s <= close['time_s'] < killed_s
-    ]
-  between_s = statistics.median(b - a for a, b in itertools.pairwise(closes_s))
-  yield duration(
-    'syncer listens to first merge',
-    's',
-    max(merged_s - listens_s, 0.0),
-    between_s,
-    'the time between two rounds',
-  )
-  yield duration(
-    'longest step gap without a syncer',
-    'ms',
-    longest_gap_s(times_s, killed_s, listens_s),
-    longest_gap_s(times_s, quiet_s, killed_s),
-    'the longest before the kill',
-  )
-
-
-def longest_gap_s(times_s: list[float], begin_s: float, end_s: float) -> float:
-  """Returns the longest time between two steps that touches the span."""
-  gaps = [
-    b - a for a, b in itertools.pairwise(times_s) if b > begin_s and a < end_s
-  ]
-  return max(gaps, default=end_s - begin_s)
-
-
-# Starts.
+  if not first or not last:
+    raise BenchFailed(f'{name}: too few; give more --minutes')
+  first, last = quantile(first, share), quantile(last, share)
+  against = 'the first third'
+  return BenchFigure(f'{name}, last third', last, unit, last / first, against)
 
 
 def measure_start(settings: BenchSettings) -> Iterator[BenchFigure]:
   """Measures `--help` and the imports of both processes, in wall time."""
-  jax = ('-c', 'import jax')
-  commands = {f'{m} --help': ('-m', m, '--help') for m in HELP}
-  commands |= {f'import {m}': ('-c', f'import {m}') for m in SERVING}
-  for name, words in commands.items():
-    pair = in_turns(
-      lambda words=words: _python(words),
-      lambda: _python(jax),
-      settings.pick(2, 1),
-      time.perf_counter,
-    )
-    yield BenchFigure(
-      name, pair.work_s, 's', pair.ratio, 'python -c "import jax"'
-    )
+  jax = functools.partial(_python, ('-c', 'import jax'))
+  for name, words in STARTS.items():
+    yield Comparison(
+      name, 's', float, functools.partial(_python, words), jax,
+      'python -c "import jax"', settings.pick(2, 1), time.perf_counter,
+    ).measure()  # fmt: skip
 
 
 def _python(words: Sequence[str]):

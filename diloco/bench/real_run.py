@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -78,7 +77,6 @@ class RealRun:
     self._overrides = dict(overrides)
     self._address = '127.0.0.1:0'
     self.processes: dict[str, subprocess.Popen] = {}
-    self.started_s: dict[str, float] = {}  # Since the epoch, as on tapes.
 
   def __enter__(self) -> 'RealRun':
     self._folder = pathlib.Path(tempfile.mkdtemp(prefix='bench-'))
@@ -97,18 +95,15 @@ class RealRun:
     return self
 
   def __exit__(self, *exception):
-    for name in list(self.processes):
-      self.kill(name)
+    for process in self.processes.values():
+      process.kill()
+      process.wait()
     shutil.rmtree(self._folder, ignore_errors=True)
 
   # Starting and ending ------------------------------------------------------
 
-  def start_syncer(self) -> float:
-    """Starts the syncer, later ones on the same port; waits until it listens.
-
-    Returns:
-      When it said so, in seconds since the epoch.
-    """
+  def start_syncer(self):
+    """Starts the syncer, and waits until it listens."""
     self._start(SYNCER, 'diloco.syncer', f'--bind={self._address}')
     log, found = self._log(SYNCER), []
 
@@ -119,12 +114,6 @@ class RealRun:
 
     self.until(listens, 'the syncer listens')
     self._address = found[-1]
-    return time.time()
-
-  @property
-  def address(self) -> str:
-    """The syncer's host:port."""
-    return self._address
 
   def start_learner(self, learner: int, **own: object):
     """Starts a learner; `own` are keys of the section `run`."""
@@ -136,14 +125,6 @@ class RealRun:
       *(f'--config.run.{key}={value}' for key, value in own.items()),
     )
 
-  def kill(self, name: str) -> float:
-    """Performs `kill -9` and waits for the end; returns when it was sent."""
-    process = self.processes.pop(name)
-    killed_s = time.time()
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    return killed_s
-
   def _start(self, name: str, module: str, *flags: str):
     command = [
       *(sys.executable, '-m', module),
@@ -153,7 +134,6 @@ class RealRun:
       *flags,
     ]
     with self._log(name).open('wb') as log:
-      self.started_s[name] = time.time()
       self.processes[name] = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -210,10 +190,10 @@ class RealRun:
     )
     return self.steps(learner)[before : before + more]
 
-  def until_merged(self, learner: int, more: int, since_s: float = 0.0):
-    """Waits until so many rounds since a time have merged the learner."""
+  def until_merged(self, learner: int, more: int):
+    """Waits until so many rounds have merged the learner."""
     self.until(
-      lambda: sum(c['time_s'] >= since_s for c in self.closes(learner)) >= more,
+      lambda: len(self.closes(learner)) >= more,
       f'{more} rounds merge learner {learner}',
     )
 
@@ -226,11 +206,6 @@ def column(records: list[dict], name: str) -> list[float]:
 def step_seconds(records: list[dict]) -> list[float]:
   """Returns how long each step took."""
   return column(records, names.STEP_TIME)
-
-
-def resident_bytes(pid: int) -> int:
-  """Returns the resident memory of a process; raises BenchFailed."""
-  return 1024 * status(pid, 'VmRSS')
 
 
 def status(pid: int, field: str) -> int:

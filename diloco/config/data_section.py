@@ -9,7 +9,7 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from diloco.config import sections
+from diloco.config.sections import Count, Section, one_of
 from diloco.data import tokenizers
 from diloco.data.sources import (
   FORMATS,
@@ -37,14 +37,14 @@ class MixItem:
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig(sections.Section):
+class DataConfig(Section):
   """The section `data`: where tokens come from, how many a step takes."""
 
   SECTION = 'data'
 
   # 'stdlib', 'grammar', 'text': bytes, held in memory. 'array_record',
   # 'parquet', 'tfds': documents in files of any size. 'mix': some of these.
-  source: str = 'stdlib'
+  source: one_of(SOURCES) = 'stdlib'
   # Of 'text' a file or folder. Of files: one, a folder or a pattern such as
   # /data/train-*.parquet, local or gs://; of 'tfds' the folder of a version,
   # and behind '#' a split if it is not 'train'.
@@ -63,11 +63,11 @@ class DataConfig(sections.Section):
   heldout_path: str = ''
   heldout_percent: float = 1.0  # Of each file's documents, without such a path.
   index_path: str = ''  # Local folder of indices of files; '': ~/.cache/diloco.
-  threads: int = 1  # Of a learner that read ahead.
-  seq_len: int = 128  # Tokens in one sequence.
-  batch: int = 8  # Sequences per learner and inner step.
-  shards: int = 16  # Logical shards, fixed for the run; at least M.
-  grammar_bytes: int = 1 << 20  # Length of the text of 'grammar'.
+  threads: Count = 1  # Of a learner that read ahead.
+  seq_len: Count = 128  # Tokens in one sequence.
+  batch: Count = 8  # Sequences per learner and inner step.
+  shards: Count = 16  # Logical shards, fixed for the run; at least M.
+  grammar_bytes: Count = 1 << 20  # Length of the text of 'grammar'.
 
   @property
   def items(self) -> tuple[MixItem, ...]:
@@ -88,10 +88,6 @@ class DataConfig(sections.Section):
     return MixItem(1.0, self.source, self.text_key, self.heldout_path)
 
   def broken_rules(self):
-    yield from self._one_of('source', SOURCES)
-    yield from self._at_least(
-      1, 'seq_len', 'batch', 'shards', 'grammar_bytes', 'threads'
-    )
     needed = self.shards * self.batch * self.seq_len + 1
     in_memory = IN_MEMORY.get(self.source)
     is_made = in_memory is not None and in_memory.is_made

@@ -1,37 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keys of a configuration with type, default and meaning.
 
-A meaning is the comment of the key's field, behind it or above it.
+A meaning is the comment of the key's field, behind it or above it, and its
+rule.
 """
 
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from diloco.config import lab_section, parsing, run_config, simulation
-from diloco.fleets import failures, systems
-from diloco.models import kinds
-from diloco.numerics import fragments, optimizers, schedule
+from diloco.config import parsing, run_config, sections, simulation
 from diloco.protocol import config as protocol_config
 from diloco.protocol import weights
 
-# What comments call 'a key of NAME'.
-CHOICES = {
-  'ADMISSIONS': protocol_config.ADMISSIONS,
-  'BLENDS': protocol_config.BLENDS,
-  'EMBEDDINGS': fragments.EMBEDDINGS,
-  'INNER': optimizers.INNER,
-  'KINDS': kinds.KINDS,
-  'OUTER': optimizers.OUTER,
-  'QUORUM_RULES': protocol_config.QUORUM_RULES,
-  'RECOVERIES': systems.RECOVERIES,
-  'REPAIRS': failures.REPAIRS,
-  'SCHEDULES': schedule.SCHEDULES,
-  'SCHEMES': fragments.SCHEMES,
-  'SYSTEMS': lab_section.SYSTEMS,
-  'WEIGHTS': weights.WEIGHTS,
-}
 FIELD = re.compile(r'  (\w+): .*?(?:  # (.*))?')
 ABOVE = re.compile(r'  # (.*)')
 
@@ -48,8 +30,7 @@ class Key:
 
 def of_run() -> list[Key]:
   """Returns the keys of a run's configuration, in the order of its sections."""
-  meanings = _top(run_config.RunConfig) | _of_sections(run_config.SECTIONS)
-  return list(_keys(run_config.key_types(), run_config.defaults(), meanings))
+  return _keys(run_config.SECTIONS, run_config.TOP, run_config.defaults())
 
 
 def of_simulation(kind: str) -> list[Key]:
@@ -59,41 +40,31 @@ def of_simulation(kind: str) -> list[Key]:
     kind: of the study, a key of `simulation.STUDIES`.
   """
   parts = {**simulation.SECTIONS, 'study': simulation.STUDIES[kind]}
-  meanings = _top(run_config.RunConfig) | _of_sections(parts)
-  meanings['study.kind'] = 'Of the study.'
-  types = parsing.key_types(parts, simulation.TOP)
-  return list(_keys(types, simulation.defaults(kind), meanings))
+  return _keys(parts, simulation.TOP, simulation.defaults(kind))
 
 
 def _keys(
-  types: Mapping, defaults: Mapping, meanings: Mapping
-) -> Iterator[Key]:
-  for name, default in parsing.flatten(defaults).items():
-    kind = parsing.type_name(types[name]) if name in types else 'str'
-    meaning = re.sub(
-      r'a key of (\w+)', _choices, meanings.get(name, ''), flags=re.I
-    )
-    yield Key(name, kind, default, meaning)
+  parts: Mapping[str, type], top: Mapping[str, type], defaults: Mapping
+) -> list[Key]:
+  types = parsing.key_types(parts, top)
+  meanings = _meanings(run_config.RunConfig)
+  for section, cls in parts.items():
+    meanings |= {f'{section}.{n}': m for n, m in _meanings(cls).items()}
+  return [
+    Key(name, parsing.type_name(types[name]), default, meanings[name])
+    for name, default in parsing.flatten(defaults).items()
+  ]
 
 
-def _choices(found: re.Match) -> str:
-  return f'one of {", ".join(CHOICES[found[1]])}'
-
-
-def _of_sections(parts: Mapping[str, type]) -> dict[str, str]:
-  return {
-    f'{section}.{name}': meaning
-    for section, cls in parts.items()
-    for name, meaning in _top(cls).items()
-  }
-
-
-def _top(cls: type) -> dict[str, str]:
+def _meanings(cls: type) -> dict[str, str]:
   """The meanings of a dataclass's fields, those of its bases included."""
   found = {}
   for base in reversed(cls.__mro__[:-1]):
     if dataclasses.is_dataclass(base):
       found |= _comments(inspect.getsource(base))
+  for name, rule in sections.rules(cls).items():
+    if rule not in sections.FINITE.values():  # Of every number.
+      found[name] = f'{found[name]} {rule.text.capitalize()}.'.strip()
   return found
 
 
@@ -105,6 +76,15 @@ def _comments(text: str) -> dict[str, str]:
       above.append(comment[1])
       continue
     if field := FIELD.fullmatch(line):
-      found[field[1]] = ' '.join(filter(None, [*above, field[2]]))
+      meaning = ' '.join(filter(None, [*above, field[2]]))
+      found[field[1]] = re.sub(r'(?i)a key of (\w+)', _choices, meaning)
     above = []
   return found
+
+
+def _choices(found: re.Match) -> str:
+  """What the protocol's comments call 'a key of NAME'."""
+  for module in (protocol_config, weights):
+    if hasattr(module, found[1]):
+      return f'one of {", ".join(getattr(module, found[1]))}'
+  return found[0]

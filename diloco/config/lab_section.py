@@ -6,8 +6,16 @@ import re
 from collections.abc import Sequence
 
 from diloco import faults
-from diloco.config import sections
-from diloco.config.sections import ConfigError
+from diloco.config.sections import (
+  ConfigError,
+  NonNegative,
+  Positive,
+  Section,
+  Share,
+  ShareBelow1,
+  Whole,
+  one_of,
+)
 
 PERFORMED = 'kill'  # Of `faults.KINDS`; `diloco chaos` has more.
 FORM = 'kill learner N at FRACTION, or kill syncer at FRACTION'
@@ -42,7 +50,7 @@ SYSTEMS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class LabConfig(sections.Section):
+class LabConfig(Section):
   """The section `lab`: settings of a run in one process.
 
   All times are simulated. Systems: 'decoupled', the protocol's machines;
@@ -53,41 +61,35 @@ class LabConfig(sections.Section):
 
   SECTION = 'lab'
 
-  system: str = 'decoupled'  # A key of SYSTEMS.
-  step_s: float = 1.0  # Length of an inner step.
-  slow_learners: int = 0  # How many are slower than the others.
-  slow_gap: float = 0.18  # The share of steps that a slow one lacks.
-  jitter: float = 0.05  # Standard deviation of a step's length, as a share.
-  latency_s: float = 0.01  # Of a message, one way.
-  transfer_s: float = 0.1  # Of a fragment.
-  mtbf_steps: float = 0.0  # Mean time between a learner's deaths; 0: none.
-  away_steps: float = 20.0  # For how long a dead learner is away.
+  system: one_of(SYSTEMS) = 'decoupled'
+  step_s: Positive = 1.0  # Length of an inner step.
+  slow_learners: Whole = 0  # How many are slower than the others.
+  slow_gap: ShareBelow1 = 0.18  # The share of steps that a slow one lacks.
+  # Standard deviation of a step's length, as a share.
+  jitter: NonNegative = 0.05
+  latency_s: NonNegative = 0.01  # Of a message, one way.
+  transfer_s: NonNegative = 0.1  # Of a fragment.
+  # Mean time between a learner's deaths; 0: none.
+  mtbf_steps: NonNegative = 0.0
+  away_steps: NonNegative = 20.0  # For how long a dead learner is away.
   # Data-parallel stands when its group changes: with a death and, if elastic,
   # with a return.
-  pause_steps: float = 2.0
+  pause_steps: NonNegative = 2.0
   # The last so many learners are there for a part of the run; they leave with
   # notice, as a preempted machine does.
-  visitors: int = 0
-  visit_from: float = 0.0  # Share of total_steps at which visitors start.
-  visit_until: float = 1.0  # Share at which they are told to leave.
-  eval_every_steps: int = 0  # Global steps between evaluations; 0: at the end.
+  visitors: Whole = 0
+  visit_from: Share = 0.0  # Share of total_steps at which visitors start.
+  visit_until: Share = 1.0  # Share at which they are told to leave.
+  # Global steps between evaluations; 0: at the end.
+  eval_every_steps: Whole = 0
   # Held-out batches of `run.eval_batch` sequences of the evaluation at the end;
   # 0: all of the held-out text.
-  final_eval_batches: int = 0
+  final_eval_batches: Whole = 0
   # Global steps between checkpoints, from which an interrupted run resumes: all
   # processes stop there and start again, in every run. 0: none.
-  checkpoint_steps: int = 500
+  checkpoint_steps: Whole = 500
 
   def broken_rules(self):
-    yield from self._one_of('system', SYSTEMS)
-    yield from self._positive('step_s')
-    yield from self._at_least(0, 'slow_learners', 'jitter', 'latency_s')
-    yield from self._at_least(0, 'transfer_s', 'mtbf_steps', 'away_steps')
-    yield from self._at_least(0, 'pause_steps')
-    yield from self._at_least(0, 'eval_every_steps', 'checkpoint_steps')
-    yield from self._at_least(0, 'visitors', 'final_eval_batches')
-    yield from self._share('slow_gap', one=False)
-    yield from self._share('visit_from', 'visit_until')
     if self.visit_from >= self.visit_until:
       yield (
         f'visit_until={self.visit_until}: must be more than '

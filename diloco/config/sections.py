@@ -6,14 +6,18 @@ A key stands here and nowhere else; those of the section `protocol` in
 """
 
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated
 
 from diloco.models.decoder_config import DTYPES, REMATS
 from diloco.models.kinds import KINDS
-from diloco.numerics import block_codec, codec, fragments, merge, schedule
+from diloco.numerics import block_codec, codec, fragments, merge
 from diloco.numerics.optimizers import INNER, OUTER
+from diloco.numerics.schedule import PROGRESS, SCHEDULES
 from diloco.transport import planes
 
 SEED_MAX = 2**32 - 1
@@ -31,65 +35,103 @@ class ConfigError(ValueError):
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """What a key's value must hold, beside being of its type."""
+
+  text: str  # Such as 'must be at least 1'.
+  holds: Callable[[object], bool]  # Not of NaN.
+
+
+def _key(kind: type, text: str, holds: Callable):
+  """The type of a key that has a rule."""
+  return Annotated[kind, Rule(text, holds)]
+
+
+def one_of(choices: Collection[str]):
+  """The type of a key that takes one of these names."""
+  return _key(str, f'must be one of {", ".join(choices)}', choices.__contains__)
+
+
+def some_of(choices: Collection[str]):
+  """The type of a key that takes several of these names."""
+  return _key(
+    tuple[str, ...],
+    f'must be some of {", ".join(choices)}',
+    lambda names: bool(names) and all(x in choices for x in names),
+  )
+
+
+def at_least(least: float, kind: type = int):
+  """The type of a key that has a lower bound."""
+  return _key(kind, f'must be at least {least}', lambda x: least <= x < INF)
+
+
+def each_at_least(least: float, kind: type = int):
+  """The type of a key that has some numbers with a lower bound."""
+  return _key(
+    tuple[kind, ...],
+    f'must be some numbers, each at least {least}',
+    lambda items: bool(items) and all(least <= x < INF for x in items),
+  )
+
+
+INF = math.inf
+Count, Whole = at_least(1), at_least(0)
+NonNegative = _key(float, 'must be finite, at least 0', lambda x: 0 <= x < INF)
+Positive = _key(float, 'must be finite and above 0', lambda x: 0 < x < INF)
+Unlimited = _key(
+  float, 'must be above 0; inf for no limit, or never', lambda x: x > 0
+)
+Share = _key(float, 'must be in [0, 1]', lambda x: 0 <= x <= 1)
+ShareBelow1 = _key(float, 'must be in [0, 1)', lambda x: 0 <= x < 1)
+# What is 0 or Inf as f32 makes NaN of what it divides or multiplies.
+F32 = _key(
+  float,
+  f'must be finite and above 0 as f32, in {F32_TINY:.3g} … {F32_MAX:.3g}',
+  lambda x: F32_TINY <= x <= F32_MAX,
+)
+# Of keys that have no rule of their own.
+FINITE = {
+  float: Rule('must be a finite number', math.isfinite),
+  tuple[float, ...]: Rule(
+    'must be finite numbers', lambda xs: all(map(math.isfinite, xs))
+  ),
+}
+
+
+@functools.cache
+def rules(section: type) -> dict[str, Rule]:
+  """Returns the rules of a section's keys; some keys have none."""
+  found = {}
+  for name, hint in typing.get_type_hints(section, include_extras=True).items():
+    if typing.get_origin(hint) is Annotated:
+      found[name] = hint.__metadata__[0]
+    elif hint in FINITE:
+      found[name] = FINITE[hint]
+  return found
+
+
 class Section:
   """Checks its rules at construction; base of the frozen sections."""
 
   SECTION = ''
-  INFINITE = frozenset()  # Keys that may be inf: no limit, or never.
 
   def __post_init__(self):
-    rules = list(self._infinities()) or self.broken_rules()
-    if broken := [f'{self.SECTION}.{rule}' for rule in rules]:
+    if broken := [f'{self.SECTION}.{rule}' for rule in self.broken()]:
       raise ConfigError(broken)
 
-  def _infinities(self) -> Iterator[str]:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      numbers = value if isinstance(value, tuple) else (value,)
-      for number in numbers:
-        may_be = field.name in self.INFINITE and number == math.inf
-        is_float = isinstance(number, float)
-        if is_float and not (math.isfinite(number) or may_be):
-          yield f'{field.name}={value}: must be a finite number'
+  def broken(self) -> Iterator[str]:
+    """Yields 'key=value: the rule' for each rule that does not hold."""
+    for key, rule in rules(type(self)).items():
+      value = getattr(self, key)
+      if not rule.holds(value):
+        yield f'{key}={value!r}: {rule.text}'
+    yield from self.broken_rules()
 
   def broken_rules(self) -> Iterator[str]:
-    """Yields 'key=value: the rule' for each rule that does not hold."""
-    raise NotImplementedError
-
-  def _one_of(self, key: str, allowed: Iterable[str]) -> Iterator[str]:
-    value = getattr(self, key)
-    if value not in allowed:
-      yield f'{key}={value!r}: must be one of {", ".join(allowed)}'
-
-  def _at_least(self, least: float, *keys: str) -> Iterator[str]:
-    for key in keys:
-      if not getattr(self, key) >= least:  # Written so that NaN fails.
-        yield f'{key}={getattr(self, key)}: must be at least {least}'
-
-  def _positive(self, *keys: str) -> Iterator[str]:
-    for key in keys:
-      if not 0 < getattr(self, key) < float('inf'):
-        yield f'{key}={getattr(self, key)}: must be finite and above 0'
-
-  def _in_f32(self, *keys: str) -> Iterator[str]:
-    """What is 0 or Inf as f32 makes NaN of what it divides or multiplies."""
-    for key in keys:
-      if not F32_TINY <= getattr(self, key) <= F32_MAX:
-        yield (
-          f'{key}={getattr(self, key)}: must be finite and above 0 as f32, in '
-          f'{F32_TINY:.3g} … {F32_MAX:.3g}'
-        )
-
-  def _finite(self, *keys: str) -> Iterator[str]:
-    for key in keys:
-      if not 0 <= getattr(self, key) < float('inf'):
-        yield f'{key}={getattr(self, key)}: must be finite, at least 0'
-
-  def _share(self, *keys: str, one: bool = True) -> Iterator[str]:
-    for key in keys:
-      value = getattr(self, key)
-      if not (0 <= value <= 1 if one else 0 <= value < 1):
-        yield f'{key}={value}: must be in [0, 1{"]" if one else ")"}'
+    """Yields those rules that are of several keys, or of no type of key."""
+    return iter(())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,22 +141,24 @@ class ModelConfig(Section):
   SECTION = 'model'
 
   kind: str = 'decoder'  # A key of KINDS, or a 'module:function' of yours.
-  vocab: int = 256  # One token per byte.
-  layers: int = 4  # Decoder blocks.
-  d_model: int = 128  # Width of the residual stream.
-  heads: int = 4  # Query heads.
-  kv_heads: int = 2  # Key and value heads; divides heads.
-  head_dim: int = 32  # Width of one head; even, for RoPE.
-  d_ff: int = 384  # Width of the gated MLP; of each expert, where kind='moe'.
+  vocab: at_least(2) = 256  # One token per byte.
+  layers: Count = 4  # Decoder blocks.
+  d_model: Count = 128  # Width of the residual stream.
+  heads: Count = 4  # Query heads.
+  kv_heads: Count = 2  # Key and value heads; divides heads.
+  head_dim: Count = 32  # Width of one head; even, for RoPE.
+  d_ff: Count = 384  # Width of the gated MLP; of each expert, where kind='moe'.
   rope_theta: float = 10_000.0  # Base of RoPE's wavelengths.
-  dtype: str = 'float32'  # Of activations; parameters stay float32.
-  remat: str = 'none'  # What the backward pass finds stored; of REMATS.
+  dtype: one_of(DTYPES) = 'float32'  # Of activations; parameters stay float32.
+  # What the backward pass finds stored.
+  remat: one_of(REMATS) = 'none'
   tied: bool = False  # Whether the output head is the embedding.
-  experts: int = 8  # Of each layer; this and all below of kind 'moe' only.
-  top_k: int = 2  # Experts that one token is sent to.
-  aux_weight: float = 0.01  # Of the load-balancing loss.
-  z_weight: float = 1e-5  # Of the router's z-loss.
-  router_bias_rate: float = 0.0  # What a step moves the bias by; 0: no bias.
+  experts: Count = 8  # Of each layer; this and all below of kind 'moe' only.
+  top_k: Count = 2  # Experts that one token is sent to.
+  aux_weight: NonNegative = 0.01  # Of the load-balancing loss.
+  z_weight: NonNegative = 1e-5  # Of the router's z-loss.
+  # What a step moves the bias by; 0: no bias.
+  router_bias_rate: NonNegative = 0.0
 
   @property
   def own(self) -> tuple[str, str] | None:
@@ -129,20 +173,12 @@ class ModelConfig(Section):
         f'kind={self.kind!r}: must be one of {", ".join(KINDS)}, or the '
         "'package.module:function' of a model of your own"
       )
-    yield from self._one_of('dtype', DTYPES)
-    yield from self._one_of('remat', REMATS)
-    yield from self._at_least(2, 'vocab')
-    yield from self._at_least(
-      1, 'layers', 'd_model', 'heads', 'kv_heads', 'head_dim', 'd_ff'
-    )
     if not self.rope_theta > 1:
       yield f'rope_theta={self.rope_theta}: must be above 1'
     if self.kv_heads >= 1 and self.heads % self.kv_heads:
       yield f'kv_heads={self.kv_heads}: must divide model.heads={self.heads}'
     if self.head_dim % 2:
       yield f'head_dim={self.head_dim}: must be even, RoPE turns pairs'
-    yield from self._at_least(1, 'experts', 'top_k')
-    yield from self._finite('aux_weight', 'z_weight', 'router_bias_rate')
     if kind and kind.has_experts and self.top_k > self.experts:
       yield (
         f'top_k={self.top_k}: must be at most model.experts={self.experts}'
@@ -161,28 +197,19 @@ class InnerConfig(Section):
 
   SECTION = 'inner'
 
-  optimizer: str = 'adamw'  # A key of INNER.
-  lr: float = 3e-3  # Peak learning rate.
-  schedule: str = 'cosine'  # A key of SCHEDULES.
-  warmup_steps: int = 20  # Linear warm-up, in steps of `progress`.
-  final_fraction: float = 0.1  # Last learning rate, as a share of lr.
-  progress: str = 'global'  # The schedule follows t, or its 'own' steps.
-  b1: float = 0.9  # Decay of AdamW's first moment.
-  b2: float = 0.95  # Decay of AdamW's second moment.
-  eps: float = 1e-8  # Added to AdamW's denominator.
-  weight_decay: float = 0.1  # Decoupled, of AdamW.
-  clip_norm: float = 1.0  # Global gradient norm; 0 does not clip.
-  accumulate: int = 1  # Parts of a batch, one after another on the devices.
-
-  def broken_rules(self):
-    yield from self._one_of('optimizer', INNER)
-    yield from self._one_of('schedule', schedule.SCHEDULES)
-    yield from self._one_of('progress', schedule.PROGRESS)
-    yield from self._in_f32('lr', 'eps')
-    yield from self._at_least(0, 'warmup_steps', 'weight_decay', 'clip_norm')
-    yield from self._at_least(1, 'accumulate')
-    yield from self._share('final_fraction')
-    yield from self._share('b1', 'b2', one=False)
+  optimizer: one_of(INNER) = 'adamw'
+  lr: F32 = 3e-3  # Peak learning rate.
+  schedule: one_of(SCHEDULES) = 'cosine'
+  warmup_steps: Whole = 20  # Linear warm-up, in steps of `progress`.
+  final_fraction: Share = 0.1  # Last learning rate, as a share of lr.
+  # The schedule follows t, or its 'own' steps.
+  progress: one_of(PROGRESS) = 'global'
+  b1: ShareBelow1 = 0.9  # Decay of AdamW's first moment.
+  b2: ShareBelow1 = 0.95  # Decay of AdamW's second moment.
+  eps: F32 = 1e-8  # Added to AdamW's denominator.
+  weight_decay: NonNegative = 0.1  # Decoupled, of AdamW.
+  clip_norm: NonNegative = 1.0  # Global gradient norm; 0 does not clip.
+  accumulate: Count = 1  # Parts of a batch, one after another on the devices.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,22 +218,18 @@ class OuterConfig(Section):
 
   SECTION = 'outer'
 
-  optimizer: str = 'sgd'  # A key of OUTER.
-  lr: float = 0.6  # Of the outer step.
-  momentum: float = 0.7  # Of the outer step; b1 of 'adam'.
+  optimizer: one_of(OUTER) = 'sgd'
+  lr: F32 = 0.6  # Of the outer step.
+  momentum: ShareBelow1 = 0.7  # Of the outer step; b1 of 'adam'.
   nesterov: bool = True  # Nesterov's form of the momentum, of 'sgd'.
-  b2: float = 0.95  # Decay of the second moment of 'adam'.
-  eps: float = 0.1  # Added to the denominator of 'adam'.
+  b2: ShareBelow1 = 0.95  # Decay of the second moment of 'adam'.
+  eps: F32 = 0.1  # Added to the denominator of 'adam'.
   # The share of the run, at its end, in which momentum goes to 0, and lr to
   # final_lr.
-  anneal_fraction: float = 0.1
-  final_lr: float = 0.8  # What lr is at the end; see anneal_fraction.
+  anneal_fraction: Share = 0.1
+  final_lr: F32 = 0.8  # What lr is at the end; see anneal_fraction.
 
   def broken_rules(self):
-    yield from self._one_of('optimizer', OUTER)
-    yield from self._in_f32('lr', 'final_lr', 'eps')
-    yield from self._share('momentum', 'b2', one=False)
-    yield from self._share('anneal_fraction')
     kind = OUTER.get(self.optimizer)
     if kind and self.anneal_fraction and not kind.anneals:
       yield (
@@ -223,12 +246,8 @@ class FragmentsConfig(Section):
 
   SECTION = 'fragments'
 
-  scheme: str = 'balanced'  # A key of SCHEMES.
-  embedding: str = 'split'  # A key of EMBEDDINGS.
-
-  def broken_rules(self):
-    yield from self._one_of('scheme', fragments.SCHEMES)
-    yield from self._one_of('embedding', fragments.EMBEDDINGS)
+  scheme: one_of(fragments.SCHEMES) = 'balanced'
+  embedding: one_of(fragments.EMBEDDINGS) = 'split'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,16 +256,13 @@ class CodecConfig(Section):
 
   SECTION = 'codec'
 
-  up: str = 'int4'  # Of a learner's delta to its base.
-  down: str = 'int4'  # Of the syncer's outer update.
+  up: one_of(codec.CODECS) = 'int4'  # Of a learner's delta to its base.
+  down: one_of(codec.CODECS) = 'int4'  # Of the syncer's outer update.
   block_size: int = 128  # Values that share one scale.
-  scale: str = 'bf16'  # 'bf16' or 'f32'.
+  scale: one_of(block_codec.SCALE_BYTES) = 'bf16'  # 'bf16' or 'f32'.
   error_feedback: bool = True  # The syncer keeps its rounding residual.
 
   def broken_rules(self):
-    yield from self._one_of('up', codec.CODECS)
-    yield from self._one_of('down', codec.CODECS)
-    yield from self._one_of('scale', block_codec.SCALE_BYTES)
     multiple = block_codec.BLOCK_MULTIPLE
     if self.block_size < 1 or self.block_size % multiple:
       yield (
@@ -261,12 +277,9 @@ class MergeConfig(Section):
 
   SECTION = 'merge'
 
-  rule: str = 'rda'  # 'rda' or 'mean', for all but embeddings.
-  embedding: str = 'mean'  # 'mean' or 'rda', for embedding and output head.
-
-  def broken_rules(self):
-    yield from self._one_of('rule', merge.RULES)
-    yield from self._one_of('embedding', merge.RULES)
+  rule: one_of(merge.RULES) = 'rda'  # 'rda' or 'mean', for all but embeddings.
+  # 'mean' or 'rda', for embedding and output head.
+  embedding: one_of(merge.RULES) = 'mean'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,10 +288,7 @@ class SyncerConfig(Section):
 
   SECTION = 'syncer'
 
-  shards: int = 1  # S, the processes that share Θ; one of them leads.
-
-  def broken_rules(self):
-    yield from self._at_least(1, 'shards')
+  shards: Count = 1  # S, the processes that share Θ; one of them leads.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,17 +297,14 @@ class MeshConfig(Section):
 
   SECTION = 'mesh'
 
-  fsdp: int = 1  # Devices of one learner over which parameters are sharded.
-  expert: int = 1  # Devices over which the experts are spread.
-  tensor: int = 1  # Devices over which heads and d_ff are split.
+  fsdp: Count = 1  # Devices of one learner over which parameters are sharded.
+  expert: Count = 1  # Devices over which the experts are spread.
+  tensor: Count = 1  # Devices over which heads and d_ff are split.
 
   @property
   def devices(self) -> int:
     """The number of devices that it takes."""
     return self.fsdp * self.expert * self.tensor
-
-  def broken_rules(self):
-    yield from self._at_least(1, 'fsdp', 'expert', 'tensor')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,14 +313,13 @@ class TransportConfig(Section):
 
   SECTION = 'transport'
 
-  data_plane: str = 'jax_transfer'  # 'jax_transfer' or 'grpc'.
+  # 'jax_transfer' or 'grpc'.
+  data_plane: one_of(planes.CONFIGURABLE) = 'jax_transfer'
   host: str = '127.0.0.1'  # Where the syncer listens.
   port: int = 0  # 0: any free one.
-  connect_s: float = 60.0  # How long a learner looks for the syncer.
+  connect_s: Positive = 60.0  # How long a learner looks for the syncer.
 
   def broken_rules(self):
-    yield from self._one_of('data_plane', planes.CONFIGURABLE)
-    yield from self._positive('connect_s')
     if not self.host:
       yield "host='': must be a host name or address, such as 127.0.0.1"
     if not 0 <= self.port <= 65535:
@@ -326,17 +332,13 @@ class CheckpointConfig(Section):
 
   SECTION = 'checkpoint'
 
-  keep_latest: int = 2  # Newest checkpoints of a process that stay.
-  keep_best: int = 0  # Those of the lowest loss that stay besides.
-  syncer_every_rounds: int = 16  # Between two of the syncer's.
-  learner_every_steps: int = 200  # Between two of a learner's; 0: none.
+  keep_latest: Count = 2  # Newest checkpoints of a process that stay.
+  keep_best: Whole = 0  # Those of the lowest loss that stay besides.
+  syncer_every_rounds: Count = 16  # Between two of the syncer's.
+  learner_every_steps: Whole = 200  # Between two of a learner's; 0: none.
   # A close is on disk before any learner is told: it survives a loss of power,
   # not only the end of the process.
   fsync: bool = True
-
-  def broken_rules(self):
-    yield from self._at_least(1, 'keep_latest', 'syncer_every_rounds')
-    yield from self._at_least(0, 'keep_best', 'learner_every_steps')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,31 +347,18 @@ class ProcessConfig(Section):
 
   SECTION = 'run'
 
-  log_every_steps: int = 10  # Between two records of a learner's metrics.
-  profile_at_step: int = 0  # A process's step that begins a trace; 0: none.
-  profile_steps: int = 5  # Inner steps of a trace, also of one asked for.
-  eval_every_rounds: int = 0  # Θ is evaluated beside the run; 0: at its end.
-  eval_batches: int = 16  # Held-out batches of one evaluation.
-  eval_batch: int = 16  # Sequences in one of them.
-  restarts_max: int = 10  # Of one process; then the run stops.
-  restart_delay_s: float = 1.0  # Between a death and the restart.
-  cpu_threads: int = 0  # NPROC of each process; 0 leaves it as it is.
+  log_every_steps: Count = 10  # Between two records of a learner's metrics.
+  profile_at_step: Whole = 0  # A process's step that begins a trace; 0: none.
+  profile_steps: Count = 5  # Inner steps of a trace, also of one asked for.
+  eval_every_rounds: Whole = 0  # Θ is evaluated beside the run; 0: at its end.
+  eval_batches: Count = 16  # Held-out batches of one evaluation.
+  eval_batch: Count = 16  # Sequences in one of them.
+  restarts_max: Whole = 10  # Of one process; then the run stops.
+  restart_delay_s: NonNegative = 1.0  # Between a death and the restart.
+  cpu_threads: Whole = 0  # NPROC of each process; 0 leaves it as it is.
   compilation_cache: bool = True  # One for all processes, in the workdir.
-  step_floor_s: float = 0.0  # An inner step takes at least this: it sleeps.
-
-  def broken_rules(self):
-    yield from self._at_least(
-      1, 'log_every_steps', 'eval_batches', 'eval_batch', 'profile_steps'
-    )
-    yield from self._at_least(
-      0,
-      'profile_at_step',
-      'eval_every_rounds',
-      'restarts_max',
-      'restart_delay_s',
-      'cpu_threads',
-    )
-    yield from self._finite('step_floor_s')
+  # An inner step takes at least this: it sleeps.
+  step_floor_s: NonNegative = 0.0
 
 
 def defaults(section: type) -> dict[str, object]:

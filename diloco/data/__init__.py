@@ -14,6 +14,6 @@ Start with `pipeline`: element i of a learner's dataset is its batch i.
   parquet_files   a column of text, a row group at a time
   tfds_files      prepared datasets of TFDS, without TensorFlow
   tokenizers      what a tokenizer is, and those that can be configured
-  tasks           multiple-choice questions: read, written, made
+  tasks           multiple-choice questions
   paths           files by path, pattern or URL; text files
 """

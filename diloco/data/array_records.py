@@ -90,7 +90,7 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
   raise ValueError('is no tf.train.Example: a number does not end')
 
 
-def array_record_files(path: str, text_key: str) -> list[DocumentFile]:
+def open_files(path: str, text_key: str) -> list[DocumentFile]:
   """Returns the files of a path.
 
   Args:

@@ -12,14 +12,12 @@ import os
 import pathlib
 import string
 import sysconfig
-from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from diloco.data.documents import Mixture, TokenStream
 from diloco.data.sources import (
   HELDOUT_PERCENT,
-  TEXT_PATTERN,
   heldout_bytes,
   text_files,
 )
@@ -42,11 +40,10 @@ _NOT_STDLIB = frozenset(
 # Written by the build or the distribution: these differ between equal Pythons.
 _BUILT = ('_sysconfigdata', 'sitecustomize', 'usercustomize')
 CHANCES = (8, 4, 2, 1, 1)  # Sixteenths.
-# 1.875 bits: no model does better, given `order` bytes of context.
+# 1.875 bits: no model does better, given `ORDER` bytes of context.
 ENTROPY_RATE = -sum(c / 16 * math.log(c / 16) for c in CHANCES)  # Nats a byte.
-ALPHABET = string.ascii_lowercase + string.ascii_uppercase
-ORDER_MAX = 4
-CONTEXTS_MAX = 1 << 20  # Bounds the memory of the table.
+ORDER, SYMBOLS = 2, 16
+CONTEXTS = SYMBOLS**ORDER
 
 _WALK, _TABLE = 0, 1  # Streams of draws.
 
@@ -106,7 +103,6 @@ def stdlib_corpus(
     FileNotFoundError: There is no .py file, as in an embedded Python that keeps
       its library in a zip.
   """
-  _check_percent(heldout_percent)
   root = pathlib.Path(root or sysconfig.get_path('stdlib'))
   paths = stdlib_paths(root)
   if not paths:
@@ -145,31 +141,25 @@ def is_heldout(path: str, percent: int) -> bool:
   return int.from_bytes(digest[:4], 'little') % 100 < percent
 
 
-def text_corpus(
-  paths: Sequence[pathlib.Path | str],
-  pattern: str = TEXT_PATTERN,
-  heldout_percent: int = HELDOUT_PERCENT,
-) -> Corpus:
+def text_corpus(path: pathlib.Path | str) -> Corpus:
   """Returns a corpus of the user's text; the end of every file is held out.
 
   Args:
-    paths: Files, and directories that are searched recursively for `pattern`.
-    pattern: Names of the files to take from directories.
-    heldout_percent: Share of each file's bytes, from 1 to 50.
+    path: A file, or a directory that is searched recursively.
 
   Raises:
-    FileNotFoundError: A path is missing, or a directory has no such file.
+    FileNotFoundError: It is missing, or the directory has no file of text.
     ValueError: All the text together is too short to hold some of it out.
   """
-  _check_percent(heldout_percent)
   train, heldout = [], []
-  for file in _files(paths, pattern):
+  for file in text_files(pathlib.Path(path)):
     text = file.read_bytes()
-    cut = len(text) - heldout_bytes(len(text), heldout_percent)
+    cut = len(text) - heldout_bytes(len(text))
     train.append(text[:cut])
     heldout.append(text[cut:])
-  name = 'text of ' + ', '.join(map(str, paths))
-  return make_corpus(name, SEPARATOR.join(train), SEPARATOR.join(heldout))
+  return make_corpus(
+    f'text of {path}', SEPARATOR.join(train), SEPARATOR.join(heldout)
+  )
 
 
 def check_is_of_bytes(corpus: Corpus, what: str) -> None:
@@ -215,21 +205,9 @@ def _pairs(text: np.ndarray) -> np.ndarray:
   return text[:-1].astype(np.uint16) << 8 | text[1:]
 
 
-def _check_percent(percent: int):
-  if not 1 <= percent <= 50:
-    raise ValueError(f'heldout_percent={percent}, must be from 1 to 50')
-
-
-def _files(paths: Sequence, pattern: str) -> Iterable[pathlib.Path]:
-  if not paths:
-    raise ValueError('no path of a text was given')
-  for path in map(pathlib.Path, paths):
-    yield from text_files(path, pattern)
-
-
 # A random language whose entropy rate is known exactly.
 #
-# A Markov source: each context of `order` symbols is followed by one of five
+# A Markov source: each context of `ORDER` symbols is followed by one of five
 # successors, with the probabilities 8, 4, 2, 1 and 1 sixteenths. Which five,
 # and in which order, is drawn per context from the seed; the probabilities are
 # the same in every context, and so is their entropy: it is the entropy rate,
@@ -239,25 +217,16 @@ def _files(paths: Sequence, pattern: str) -> Iterable[pathlib.Path]:
 # function of SplitMix64), so a seed gives the same bytes on every machine.
 
 
-def grammar_corpus(
-  seed: int, nbytes: int, order: int = 2, symbols: int = 16
-) -> Corpus:
+def grammar_corpus(seed: int, nbytes: int) -> Corpus:
   """Returns text of the language `seed`; the held-out part continues it.
 
   Args:
     seed: Seed of the language and of the walk through it, from 0 to 2^32 - 1.
     nbytes: Bytes of training text; 4 % more are held out, at least 1,024.
-    order: Symbols of context that decide what may follow, from 1 to 4.
-    symbols: Size of the alphabet, from 5 to 52.
-
-  Raises:
-    ValueError: An argument is out of its range, or there would be more than
-      `CONTEXTS_MAX` contexts.
   """
-  _check(seed, nbytes, order, symbols)
   heldout = max(1024, nbytes * HELDOUT_PERCENT // 100)
-  text = _walk(seed, nbytes + heldout, order, symbols)
-  name = f'grammar {seed=} {order=} {symbols=}'
+  text = _walk(seed, nbytes + heldout)
+  name = f'grammar {seed=} order={ORDER} symbols={SYMBOLS}'
   return make_corpus(name, text[:nbytes], text[nbytes:])
 
 
@@ -276,43 +245,22 @@ def _mixed(z: np.ndarray) -> np.ndarray:
   return z ^ (z >> np.uint64(31))
 
 
-def _successors(seed: int, order: int, symbols: int) -> np.ndarray:
+def _successors(seed: int) -> np.ndarray:
   """Returns [contexts, 16], the next symbol for each draw of four bits."""
-  contexts = symbols**order
-  keys = draws(seed, _TABLE, contexts * symbols).reshape(contexts, symbols)
+  keys = draws(seed, _TABLE, CONTEXTS * SYMBOLS).reshape(CONTEXTS, SYMBOLS)
   # Sorting random keys shuffles the alphabet; ties go by position.
   shuffled = np.argsort(keys, axis=1, kind='stable')[:, : len(CHANCES)]
   return np.repeat(shuffled, CHANCES, axis=1)
 
 
-def _walk(seed: int, length: int, order: int, symbols: int) -> bytes:
-  contexts = symbols**order
-  table = _successors(seed, order, symbols).reshape(-1).tolist()
+def _walk(seed: int, length: int) -> bytes:
+  table = _successors(seed).reshape(-1).tolist()
   nibbles = (draws(seed, _WALK, length) >> np.uint64(60)).tolist()
   text = np.empty(length, np.uint8)
   context = 0
   for i, nibble in enumerate(nibbles):
     symbol = table[context * 16 + nibble]
-    context = (context * symbols + symbol) % contexts
+    context = (context * SYMBOLS + symbol) % CONTEXTS
     text[i] = symbol
-  letters = np.frombuffer(ALPHABET.encode(), np.uint8)
+  letters = np.frombuffer(string.ascii_lowercase.encode(), np.uint8)
   return letters[text].tobytes()
-
-
-def _check(seed: int, nbytes: int, order: int, symbols: int):
-  if not 0 <= seed < 1 << 32:
-    raise ValueError(f'grammar: seed={seed}, must be from 0 to 2^32 - 1')
-  if nbytes < 2:
-    raise ValueError(f'grammar: nbytes={nbytes}, must be at least 2')
-  if not 1 <= order <= ORDER_MAX:
-    raise ValueError(f'grammar: order={order}, must be from 1 to {ORDER_MAX}')
-  if not len(CHANCES) <= symbols <= len(ALPHABET):
-    raise ValueError(
-      f'grammar: symbols={symbols}, must be from {len(CHANCES)} to '
-      f'{len(ALPHABET)}'
-    )
-  if symbols**order > CONTEXTS_MAX:
-    raise ValueError(
-      f'grammar: symbols={symbols} to the order={order} are '
-      f'{symbols**order} contexts, the limit is {CONTEXTS_MAX}'
-    )

@@ -111,7 +111,7 @@ def _load(
   say: Callable[[str], None],
   watch: Watch,
 ) -> Loaded:
-  files = FORMATS[source.format].files(source.path, source.text_key)
+  files = FORMATS[source.format].open_files(source.path, source.text_key)
   for file in files:
     if file.tokenizer not in ('', tokenizer.fingerprint):
       raise ValueError(

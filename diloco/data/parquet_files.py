@@ -20,7 +20,7 @@ PATTERNS = ('*.parquet',)
 GROUPS_KEPT = 12
 
 
-def parquet_files(path: str, text_key: str) -> list[DocumentFile]:
+def open_files(path: str, text_key: str) -> list[DocumentFile]:
   """Returns the files of a path; their footers are read.
 
   Args:

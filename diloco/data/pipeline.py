@@ -21,7 +21,6 @@ import numpy as np
 from diloco.data.documents import Mixture
 from diloco.data.text_windows import (
   Tokens,
-  check_tokens,
   run_of,
   shard_windows,
   stack,
@@ -78,16 +77,9 @@ def make_dataset(
     an incomplete run.
 
   Raises:
-    ValueError: An argument is out of its range, or the shard does not have
-      enough windows for one batch.
+    ValueError: The shard does not have enough windows for one batch.
   """
   streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
-  for each in streams:
-    check_tokens(each, seq_len, batch)
-  if shards < 1:
-    raise ValueError(f'data: shards={shards}, must be at least 1')
-  if not 0 <= shard < shards:
-    raise ValueError(f'data: shard={shard}, must be from 0 to {shards - 1}')
   least = batch if len(streams) == 1 else 1
   # Each is shuffled differently.
   numbers = [(), *((k,) for k in range(1, len(streams)))]
@@ -135,12 +127,7 @@ def batches(
     threads: threads that read, each a batch at a time; two batches are buffered
       per thread. (Grain's default, 16 threads and 500 elements, is too much for
       several learners on one machine.)
-
-  Raises:
-    ValueError: `start` is negative.
   """
-  if start < 0:
-    raise ValueError(f'data: start={start}, must be at least 0')
   options = grain.ReadOptions(
     num_threads=threads, prefetch_buffer_size=2 * threads
   )

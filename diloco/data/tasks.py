@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple-choice questions: read, written, and made from a text.
+"""Multiple-choice questions, read from a file: one on each line.
 
   {"context": "…", "choices": ["…", "…"], "answer": 1}
 
@@ -12,14 +12,7 @@ import json
 import pathlib
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from diloco.data.corpus import draws
-
 FIELDS = ('context', 'choices', 'answer')
-# Random streams; the two of `grammar` are 0 and 1.
-_PLACES, _OTHERS, _ANSWERS = 16, 17, 18
-_DRAWS_PER_CHOICE_MAX = 64  # Beyond it the text repeats itself too much.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +52,6 @@ def read_questions(
   if not questions:
     raise ValueError(f'{path}: has no question')
   return questions
-
-
-def write_questions(path: pathlib.Path, questions: Sequence[Question]) -> None:
-  """Writes one line for each; ASCII, so that no editor changes a byte."""
-  lines = [json.dumps(dataclasses.asdict(question)) for question in questions]
-  path.write_text(''.join(line + '\n' for line in lines))
 
 
 def _question(line: bytes) -> Question:
@@ -113,102 +100,3 @@ def _problems(
 
 def _named(choices: Sequence[str]) -> Iterator[tuple[str, str]]:
   return ((f'choices[{i}]', choice) for i, choice in enumerate(choices))
-
-
-# Makes multiple-choice questions from a text: which continuation is true?
-#
-# The true continuation stands among bytes from elsewhere in the same text, all
-# of the same length. A text is cut at any byte, often within a word: what
-# follows the beginning of a line is too hard for models of a laptop's size,
-# which then would all score like guessing.
-
-
-def continuation_questions(
-  text: np.ndarray,
-  count: int,
-  choices: int = 4,
-  context_bytes: int = 112,
-  choice_bytes: int = 16,
-  seed: int = 0,
-) -> list[Question]:
-  """Returns questions whose places in the text do not overlap.
-
-  Only printable ASCII is asked about, and no choice is mostly blank.
-
-  Args:
-    text: uint8 [bytes], such as a corpus' held-out part.
-    choices: choices per question, including the right one.
-
-  Raises:
-    ValueError: a number is out of its range, or the text has too few places.
-  """
-  least = {'count': 1, 'choices': 2, 'context_bytes': 1, 'choice_bytes': 1}
-  given = (count, choices, context_bytes, choice_bytes)
-  for (name, bound), value in zip(least.items(), given):
-    if value < bound:
-      raise ValueError(f'{name}={value}: must be at least {bound}')
-  places = _places(text, context_bytes, choice_bytes)
-  asked = _apart(places, context_bytes + choice_bytes, count, seed)
-  answers = draws(seed, _ANSWERS, count) % np.uint64(choices)
-  others = _others(text, places, count * choices, choice_bytes, seed)
-  questions = []
-  for place, answer in zip(asked, answers.tolist()):
-    truth = _text(text, place, choice_bytes)
-    wrong = {}  # In the order in which they were drawn.
-    while len(wrong) < choices - 1:
-      other = next(others)
-      if other != truth:
-        wrong[other] = None
-    shown = [*wrong]
-    shown.insert(answer, truth)
-    context = _text(text, place - context_bytes, context_bytes)
-    questions.append(Question(context, tuple(shown), answer))
-  return questions
-
-
-def _places(
-  text: np.ndarray, context_bytes: int, choice_bytes: int
-) -> np.ndarray:
-  """Returns the offsets whose surrounding bytes are suitable for a question."""
-  plain = (text == ord('\n')) | ((text >= ord(' ')) & (text <= ord('~')))
-  foreign = np.concatenate([[0], np.cumsum(~plain)])
-  inked = np.concatenate([[0], np.cumsum((text > ord(' ')) & plain)])
-  starts = np.arange(context_bytes, len(text) - choice_bytes + 1)
-  ends = starts + choice_bytes
-  clean = foreign[ends] == foreign[starts - context_bytes]
-  return starts[clean & (2 * (inked[ends] - inked[starts]) >= choice_bytes)]
-
-
-def _apart(
-  places: np.ndarray, distance: int, count: int, seed: int
-) -> list[int]:
-  """Returns `count` places in random order, at least `distance` apart."""
-  order = np.argsort(draws(seed, _PLACES, len(places)), kind='stable')
-  taken: list[int] = []
-  for place in places[order].tolist():
-    if all(abs(place - other) >= distance for other in taken):
-      taken.append(place)
-    if len(taken) == count:
-      return taken
-  raise ValueError(
-    f'the text has {len(taken)} places to ask about, {count} were wanted'
-  )
-
-
-def _others(
-  text: np.ndarray,
-  places: np.ndarray,
-  wanted: int,
-  choice_bytes: int,
-  seed: int,
-) -> Iterator[str]:
-  drawn = draws(seed, _OTHERS, wanted * _DRAWS_PER_CHOICE_MAX)
-  for i in (drawn % np.uint64(len(places))).tolist():
-    yield _text(text, int(places[i]), choice_bytes)
-  raise ValueError(
-    f'of {len(places)} places in the text too few go on differently'
-  )
-
-
-def _text(text: np.ndarray, start: int, size: int) -> str:
-  return text[start : start + size].tobytes().decode('ascii')

@@ -10,7 +10,6 @@ import numpy as np
 from diloco.data.documents import Mixture, TokenStream
 
 Tokens = np.ndarray | TokenStream
-DTYPES = ('uint8', 'uint16', 'int32')
 RUNS_MIN = 16  # Per shard; with fewer, the order would hardly be random.
 
 
@@ -125,25 +124,16 @@ def heldout_batches(
 
   In a mixture, each stream has its share of them.
 
+  Args:
+    batch, count: for which the text suffices, as `heldout_shape` says.
+
   Returns:
     A list of {'tokens': int32 [B, L+1]}; no prediction occurs twice.
-
-  Raises:
-    ValueError: An argument is out of its range, or the text has fewer than
-      batch·count windows.
   """
-  if count < 1:
-    raise ValueError(f'data: count={count}, must be at least 1')
   rows = batch * count
   picked = []
   for stream, share in heldout_shares(tokens, rows):
-    check_tokens(stream, seq_len, batch)
     windows = windows_in(stream, seq_len)
-    if windows < share:
-      raise ValueError(
-        f'data: {len(stream)} held-out tokens are {windows} windows of '
-        f'seq_len={seq_len}, {count} batches of {batch} need {share}'
-      )
     source = Windows(stream, seq_len, shards=1, shard=0)
     picked += [source[row * windows // share] for row in range(share)]
   return [stack(picked[i : i + batch]) for i in range(0, rows, batch)]
@@ -171,18 +161,3 @@ def bytes_per_token(tokens: Tokens | Mixture) -> float:
 def stack(windows: list[np.ndarray]) -> dict[str, np.ndarray]:
   """Makes a batch of windows: {'tokens': int32 [B, L+1]}."""
   return {'tokens': np.stack(windows)}
-
-
-def check_tokens(tokens: Tokens, seq_len: int, batch: int) -> None:
-  """Checks the type of a text, and the sizes of a batch; raises ValueError."""
-  if isinstance(tokens, np.ndarray) and (
-    tokens.ndim != 1 or tokens.dtype.name not in DTYPES
-  ):
-    raise ValueError(
-      f'data: tokens are {tokens.dtype.name} {list(tokens.shape)}, must be '
-      f'one of {DTYPES} and 1-D'
-    )
-  if seq_len < 1:
-    raise ValueError(f'data: seq_len={seq_len}, must be at least 1')
-  if batch < 1:
-    raise ValueError(f'data: batch={batch}, must be at least 1')

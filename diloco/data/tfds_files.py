@@ -18,7 +18,7 @@ from diloco.data.paths import needed
 SPLIT = 'train'
 
 
-def tfds_files(path: str, text_key: str) -> list[DocumentFile]:
+def open_files(path: str, text_key: str) -> list[DocumentFile]:
   """Returns the files of a split.
 
   Args:

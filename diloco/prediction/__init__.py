@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorded run, predicted from its kills by the simulator.
+"""One model of a run of real processes: its faults, under a simulated clock.
 
-`python -m diloco.simulate --replay=DIR`; start with `report`.
+`python -m diloco.simulate --replay=DIR` predicts a run from its kills, and
+`launch.chaos` compares a run with the same plan of faults; start with `twin`.
 
-  history     a run that can be replayed: lives, steps, closed rounds
-  prediction  measures speeds and start-ups, and simulates
-  run_lives   pictures of both
-  report      both side by side
+  recorded  what is read and measured of a run
+  twin      the machines under the faults and the speeds of that run
+  report    measured and predicted, side by side
 """

@@ -18,7 +18,15 @@ from collections.abc import Mapping
 
 from diloco.config import hardware
 from diloco.config.hardware import Topology
-from diloco.config.sections import ConfigError, Section
+from diloco.config.sections import (
+  ConfigError,
+  Count,
+  NonNegative,
+  Positive,
+  Section,
+  Whole,
+  one_of,
+)
 from diloco.fleets import systems, traffic
 from diloco.models.flops import PER_PARAMETER
 from diloco.numerics.block_codec import SCALE_BYTES
@@ -83,40 +91,34 @@ class Situation(Section):
   """The given situation."""
 
   params: float  # Parameters of the model, N.
-  learners: int  # M.
-  bandwidth_gbps: float  # Rate of a learner's link, each way.
-  step_s: float  # T, duration of an inner step.
+  learners: Count  # M.
+  bandwidth_gbps: Positive  # Rate of a learner's link, each way.
+  step_s: Positive  # T, duration of an inner step.
   # D, with a shard of the syncer in each; 1: the syncer is one process
   # elsewhere, as it is built here, and every byte uses the link.
-  datacentres: int = 1
-  chips: int = 0  # Chips of all learners; 0: nothing is said of failures.
-  mtbi_days: float = 365.0  # Mean time between interruptions of a chip.
-  pause_s: float = 13.7  # Duration of one reconfiguration of a learner.
-  repair_s: float = 66.3  # Until a lost slice, or a spare one, is there.
-  codec: str = 'int4'  # Both ways.
+  datacentres: Count = 1
+  chips: Whole = 0  # Chips of all learners; 0: nothing is said of failures.
+  mtbi_days: Positive = 365.0  # Mean time between interruptions of a chip.
+  pause_s: NonNegative = 13.7  # Duration of one reconfiguration of a learner.
+  repair_s: NonNegative = 66.3  # Until a lost slice, or a spare one, is there.
+  codec: one_of(CODECS) = 'int4'  # Both ways.
   block_size: int = 128  # Values that share a scale.
-  scale: str = 'bf16'  # Type of the scales.
-  latency_s: float = 0.05  # One way.
+  scale: one_of(SCALE_BYTES) = 'bf16'  # Type of the scales.
+  latency_s: NonNegative = 0.05  # One way.
   # Bytes of θ and the inner optimizer's state.
   state_bytes_per_param: float = 12.0
-  host_speed: float = 1.0  # Of hosts, relative to `HOST_SPEEDS`.
-  hosts: int = 1  # Hosts of each learner; they share encoding and taking in.
+  host_speed: Positive = 1.0  # Of hosts, relative to `HOST_SPEEDS`.
+  hosts: Count = 1  # Hosts of each learner; they share encoding and taking in.
   accelerator: str = ''  # Slice of each learner, of `TOPOLOGIES`; '': any.
   step_tokens: int = 0  # By which `step_s` was computed; 0: it was given.
 
   def __post_init__(self):
-    broken = [f'--{rule}' for rule in self.broken_rules()]
-    if broken:
+    if broken := [f'--{rule}' for rule in self.broken()]:
       raise ConfigError(broken)
 
   def broken_rules(self):
-    yield from self._positive(
-      'bandwidth_gbps', 'step_s', 'mtbi_days', 'host_speed'
-    )
     if not 1 <= self.params < math.inf:
       yield f'params={self.params}: must be finite, at least 1, such as 12e9'
-    yield from self._at_least(1, 'learners', 'datacentres', 'hosts')
-    yield from self._at_least(0, 'chips')
     if 0 < self.chips < self.learners:
       yield f'chips={self.chips}: must be at least learners={self.learners}'
     if self.datacentres > max(1, self.learners):
@@ -124,14 +126,11 @@ class Situation(Section):
         f'datacentres={self.datacentres}: at most one for each of '
         f'learners={self.learners}'
       )
-    yield from self._finite('pause_s', 'repair_s', 'latency_s')
     if not THETA_BYTES <= self.state_bytes_per_param < math.inf:
       yield (
         f'state_bytes_per_param={self.state_bytes_per_param}: must be finite, '
         f'at least {THETA_BYTES}, which θ takes; 12 with AdamW'
       )
-    yield from self._one_of('codec', CODECS)
-    yield from self._one_of('scale', SCALE_BYTES)
     if self.block_size < 1 or self.block_size % 8:
       yield f'block_size={self.block_size}: must be a positive multiple of 8'
 

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Back ends that start a run: TPU VMs, GKE, Slurm.
 
-Start with `registry`: one class a back end, which starts a
-`launch.job.JobSpec`, adds and removes learners.
+One class a back end, in a module of its own, which starts a
+`launch.job.JobSpec`, adds and removes learners. `launch.main` knows them by
+`BACKENDS` alone.
 
-  gke, manifest_text            JobSets of Kubernetes
-  gke_sidecars                  what stands beside a role in its pod; probes
-  slurm                         a job for the syncer, an array of learners
-  queued_resources, startup     TPU VMs: gcloud commands, start-up scripts
-  provisioner                   asks again for slices that were taken away
-  dry_run                       what a launch would do, as text
-  newcomers                     learners of a local run, added and removed
-  command_lines                 a role's command, with its addresses
-  commands                      runs the programs of the back ends
+  base               what they have in common; command lines with addresses
+  gke                JobSets of Kubernetes, and what stands beside a role
+  slurm              a job for the syncer, an array of learners
+  queued_resources   TPU VMs: gcloud commands; asks again for lost slices
+  startup            the script that such a machine runs
 """
+
+from launch.backends.gke import Gke
+from launch.backends.queued_resources import QueuedResources
+from launch.backends.slurm import Slurm
+
+# What --to calls them.
+BACKENDS = {'gke': Gke, 'queued_resources': QueuedResources, 'slurm': Slurm}

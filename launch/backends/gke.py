@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch for GKE: one JobSet per role, and what the roles share.
+"""GKE: one JobSet per role, and what the roles share.
 
 Every role is a JobSet of one Job, so that one slice restarts alone, at once,
 and ends for good with exit code 0 or a fatal one. The syncer is one as well: a
@@ -8,248 +8,497 @@ name that stays, a volume claim what a restarted one goes on from.
 """
 
 import dataclasses
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from diloco.config.sections import ConfigError
-from launch.backends import gke_sidecars
-from launch.backends.command_lines import Addresses, addressed
-from launch.backends.manifest_text import Octal
-from launch.exit_codes import EXITS_FATAL
-from launch.job import (
-  COORDINATOR_PORT,
-  LEARNER,
-  RESERVATION,
-  SHARD,
-  SPOT,
-  SYNCER,
-  JobSpec,
-  Task,
+import yaml
+
+from launch.backends.base import (
+  COPIED_EVERY_S,
+  RESULTS,
+  Addresses,
+  Backend,
+  addressed,
+  copies_results,
 )
+from launch.exit_policy import EXITS_FATAL
+from launch.job import (
+  CONFIG_FOLDER,
+  CONTAINERS,
+  COORDINATOR_PORT,
+  RESERVATION,
+  SECRET_FOLDER,
+  SIZED,
+  SPOT,
+  JobSpec,
+  only,
+  option,
+)
+from launch.program import LEARNER, SHARD, SYNCER, Task
 
-CONFIG_FOLDER = '/etc/diloco/config'
-SECRET_FOLDER = '/etc/diloco/secret'
 DATA_FOLDER = '/data'
-READABLE_BY_GROUP = Octal(0o440)  # Keys that all users can read are refused.
+RESULTS_FOLDER = '/results'
+READABLE_BY_GROUP = 0o440  # Keys that all users can read are refused.
 OWN_ADDRESS = '$(DILOCO_HOST)'  # Kubernetes fills these in.
 OWN_INDEX = '$(DILOCO_HOST_INDEX)'
-INDEX = 'batch.kubernetes.io/job-completion-index'
 SLICE = 'slice'  # The one Job of a JobSet.
-# A node pool of TPU hosts that belong together is one slice, for one learner.
-EXCLUSIVE = 'alpha.jobset.sigs.k8s.io/exclusive-topology'
-POOL = 'cloud.google.com/gke-nodepool'
-SPOT_NODES = 'cloud.google.com/gke-spot'
 DISCOVERY_PORT = 8471  # Among the hosts of one slice.
-QUEUE = 'kueue.x-k8s.io/queue-name'
-# GKE mounts buckets in pods that have the annotation.
-FUSE = 'gcsfuse.csi.storage.gke.io'
-FUSE_PODS = 'gke-gcsfuse/volumes'
+SPOT_NODES = 'cloud.google.com/gke-spot'
+# A copy has the times of what was read: a file that grows meanwhile is newer.
+COPY = 'cp --recursive --preserve=timestamps --update'
+# A model of tens of GB is written, and copied to the bucket, at the end.
+COPY_GRACE_S = 900
+PROBED_EVERY_S = 10
+STARTS_S = 3600  # A checkpoint of a hundred GB is read within.
+# The syncer replaces its status each second, but for when it writes its result.
+SILENT_S = 1800
+
+# Templates: `$name` becomes a value; a key whose value is None is left out.
+CONFIG_MAP = """
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: $name
+  labels: {app: diloco, run: $run}
+data: $data
+"""
+# Its address stays valid for clients across restarts.
+SERVICE = """
+apiVersion: v1
+kind: Service
+metadata: {name: $name, labels: $labels}
+spec:
+  selector: $labels
+  ports:
+  - {name: control, port: $port, targetPort: control}
+"""
+CLAIM = """
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: $name, labels: $labels}
+spec:
+  accessModes: [ReadWriteOncePod]  # Two syncers never write at once.
+  resources:
+    requests: {storage: $size}
+  storageClassName: $storage_class
+"""
+JOB_SET = """
+apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: $name, labels: $queued_labels, annotations: $annotations}
+spec:
+  ttlSecondsAfterFinished: $ttl_s
+  failurePolicy:
+    maxRestarts: $restarts_max
+    rules:
+    - name: fatal
+      action: FailJobSet
+      onJobFailureReasons: [PodFailurePolicy]
+  # A slice finds its hosts by name. The syncer's name is the Service's, which a
+  # JobSet's own Service would take.
+  network: {enableDNSHostnames: $has_names}
+  replicatedJobs:
+  - name: $slice
+    replicas: 1  # More would be one JAX world of many slices.
+    template:
+      spec:
+        parallelism: $hosts
+        completions: $hosts
+        completionMode: Indexed  # A host's index is its --host.
+        backoffLimit: 0  # One host is lost: the slice starts again as a whole.
+        podFailurePolicy:
+          rules:
+          - action: FailJob
+            onExitCodes: {containerName: $kind, operator: In, values: $fatal}
+        template:
+          metadata: {labels: $labels, annotations: $pod_annotations}
+          spec:
+            restartPolicy: Never  # The exit code decides, above.
+            terminationGracePeriodSeconds: $grace_s
+            containers: $containers
+            volumes: $volumes
+            initContainers: $beside
+            nodeSelector: $selector
+            tolerations: $tolerations
+"""
+# The syncer is ready once it listens, and alive while it tells its state. The
+# last process's status is not its own.
+PROBES = """
+startupProbe:
+  tcpSocket: {port: control}
+  periodSeconds: $every_s
+  timeoutSeconds: 5
+  failureThreshold: $starts
+readinessProbe:
+  tcpSocket: {port: control}
+  periodSeconds: $every_s
+  timeoutSeconds: 5
+livenessProbe:
+  exec: {command: [bash, -c, $is_fresh]}
+  initialDelaySeconds: $starts_s
+  periodSeconds: 60
+  timeoutSeconds: 20
+  failureThreshold: 3
+"""
+PAGE_PROBE = """
+httpGet: {path: /metrics, port: page}
+initialDelaySeconds: 60
+periodSeconds: 60
+timeoutSeconds: 20
+"""
+# GKE mounts buckets in pods that have an annotation.
+FUSE_PODS = {'gke-gcsfuse/volumes': 'true'}
+BUCKET = """
+csi:
+  driver: gcsfuse.csi.storage.gke.io
+  readOnly: $read_only
+  volumeAttributes: {bucketName: $name, mountOptions: implicit-dirs}
+"""
 
 
-@dataclasses.dataclass(frozen=True)
-class GkeOptions:
-  """The volumes and queue that a run uses, and how long its objects stay."""
+def filled(template: str, **values: Any) -> dict:
+  """Returns the object of a template with these values."""
 
-  # Of the volume of the syncer; empty: the cluster's default.
-  storage_class: str = ''
-  # A claim for many writers that all roles use as workdir, in place of a
-  # volume for the syncer and a passing one for each learner.
-  shared_claim: str = ''
-  # A claim that all roles read at DATA_FOLDER; empty: none.
-  data_claim: str = ''
-  data_bucket: str = ''  # A bucket of Cloud Storage in its place.
-  # Where the syncer's pod serves the run's page; 0: nowhere.
-  page_port: int = 0
-  # The local queue of Kueue that admits the roles; empty: none.
-  queue: str = ''
-  ttl_s: int = 0  # After it a role that has ended is deleted; 0: never.
+  def fill(part):
+    if isinstance(part, dict):
+      found = {key: fill(value) for key, value in part.items()}
+      return {key: value for key, value in found.items() if value is not None}
+    if isinstance(part, list):
+      return [fill(each) for each in part]
+    if isinstance(part, str) and part.startswith('$'):
+      return values[part[1:]]
+    return part
 
-  def __post_init__(self):
+  return fill(yaml.safe_load(template))
+
+
+class _Dumper(yaml.SafeDumper):
+  """Writes YAML without anchors, and long texts as blocks."""
+
+  def ignore_aliases(self, data) -> bool:
+    return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str):
+  style = '|' if '\n' in text else None
+  return dumper.represent_scalar('tag:yaml.org,2002:str', text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def as_yaml(manifests: Sequence[dict]) -> str:
+  """Returns one YAML document per manifest, in order."""
+  return yaml.dump_all(
+    manifests,
+    Dumper=_Dumper,
+    sort_keys=False,
+    explicit_start=True,
+    allow_unicode=True,
+    width=1000,
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gke(Backend):
+  """Launches by kubectl, in its current cluster."""
+
+  TRAITS = frozenset({CONTAINERS, SIZED})
+
+  namespace: str = option('default', 'Namespace of all objects.')
+  storage_class: str = option(
+    '', "Storage class of the syncer's volume; default: the cluster's."
+  )
+  shared_claim: str = option(
+    '', 'Claim that many can write to, as the workdir of all roles.'
+  )
+  data_claim: str = option('', f'Claim that all roles read at {DATA_FOLDER}.')
+  data_bucket: str = option(
+    '', f'Bucket of Cloud Storage that all roles read at {DATA_FOLDER}.'
+  )
+  queue: str = option('', 'Local queue of Kueue that admits the roles.')
+  ttl_s: int = option(
+    0, 'Seconds after which a role that has ended is deleted; 0: never.'
+  )
+  page_port: int = option(0, "Port of the run's page in the syncer's pod.")
+
+  def start(self, whole: JobSpec) -> int:
+    return self._apply(self.manifests(whole))
+
+  def add(self, whole: JobSpec, learner: int) -> int:
+    return self._apply([self.job_set(whole, only(whole, learner))])
+
+  def remove(self, whole: JobSpec, learner: int) -> int:
+    name = whole.role_name(only(whole, learner))
+    self.act(self._kubectl('delete', 'jobset', name))
+    return 0
+
+  @property
+  def shares_workdir(self) -> bool:
+    return bool(self.shared_claim)
+
+  def problems(self) -> Iterator[str]:
     if self.ttl_s < 0:
-      raise ConfigError([f'--ttl_s={self.ttl_s}: must not be negative'])
+      yield f'--ttl_s={self.ttl_s}: must not be negative'
     if self.data_claim and self.data_bucket:
-      raise ConfigError(
-        [
-          f'--data_claim={self.data_claim}, --data_bucket={self.data_bucket}: '
-          f'one of them is at {DATA_FOLDER}'
-        ]
+      yield (
+        f'--data_claim={self.data_claim}, --data_bucket={self.data_bucket}: '
+        f'one of them is at {DATA_FOLDER}'
       )
+    if self.shared_claim and self.storage_class:
+      yield '--shared_claim: is there already, it has its size and class'
 
+  def _apply(self, manifests: Sequence[dict]) -> int:
+    self.act(self._kubectl('apply', '--filename=-'), as_yaml(manifests))
+    return 0
 
-def manifests(whole: JobSpec, options: GkeOptions) -> list[dict]:
-  """All objects of a run, in the order in which they are applied."""
-  shared = [_config_map(whole), _service(whole)]
-  syncer = whole.syncer, *whole.shards
-  if not options.shared_claim:
-    shared += [_claim(whole, each, options.storage_class) for each in syncer]
-  roles = (*syncer, *whole.first_learners)
-  return [*shared, *(job_set(whole, role, options) for role in roles)]
+  def _kubectl(self, *words: str) -> tuple[str, ...]:
+    return ('kubectl', f'--namespace={self.namespace}', *words)
 
+  def manifests(self, whole: JobSpec) -> list[dict]:
+    """Returns all objects of a run, in the order in which they are applied."""
+    config = filled(
+      CONFIG_MAP,
+      name=_config_name(whole),
+      run=whole.name,
+      data={whole.config_name: whole.config_text},
+    )
+    service = filled(
+      SERVICE,
+      name=whole.role_name(whole.syncer),
+      labels=_labels(whole, whole.syncer),
+      port=whole.port,
+    )
+    syncer = whole.syncer, *whole.shards
+    claims = () if self.shared_claim else syncer
+    return [
+      config,
+      service,
+      *(
+        filled(
+          CLAIM,
+          name=whole.role_name(each),
+          labels=_labels(whole, each),
+          size=f'{each.resources.disk_gib}Gi',
+          storage_class=self.storage_class or None,
+        )
+        for each in claims
+      ),
+      *(self.job_set(whole, each) for each in (*syncer, *whole.first_learners)),
+    ]
 
-def job_set(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
-  """The JobSet of one role."""
-  hosts = role.resources.accelerator.hosts
-  metadata = {'name': whole.role_name(role), 'labels': _labels(whole, role)}
-  if options.queue:
-    metadata['labels'][QUEUE] = options.queue
-  # Slices of one host share a pool, which is many of them.
-  if hosts > 1 and role.resources.accelerator.is_tpu:
-    metadata['annotations'] = {EXCLUSIVE: POOL}
-  job = {
-    'parallelism': hosts,
-    'completions': hosts,
-    'completionMode': 'Indexed',  # A host's index is its --host.
-    'backoffLimit': 0,  # One host is lost: the slice starts again as a whole.
-    'podFailurePolicy': {
-      'rules': [
-        {
-          'action': 'FailJob',
-          'onExitCodes': {
-            'containerName': role.kind,
-            'operator': 'In',
-            'values': list(EXITS_FATAL),
-          },
+  def job_set(self, whole: JobSpec, role: Task) -> dict:
+    """Returns the JobSet of one role."""
+    labels, hosts = _labels(whole, role), role.resources.accelerator.hosts
+    queue = {'kueue.x-k8s.io/queue-name': self.queue} if self.queue else {}
+    # A node pool of TPU hosts that belong together is one slice, for one
+    # learner. Slices of one host share a pool, which is many of them.
+    alone = {
+      'alpha.jobset.sigs.k8s.io/exclusive-topology': (
+        'cloud.google.com/gke-nodepool'
+      )
+    }
+    copies = self._copies(whole, role)
+    noted = dict(FUSE_PODS) if self.data_bucket or copies else {}
+    if port := whole.metrics_port_of(role):  # By these Prometheus finds a pod.
+      noted |= {
+        'prometheus.io/scrape': 'true',
+        'prometheus.io/port': str(port),
+        'prometheus.io/path': '/metrics',
+      }
+    volumes, mounts = self._volumes(whole, role)
+    beside = [
+      {**each, 'volumeMounts': mounts} for each in self._beside(whole, role)
+    ]
+    selector, tolerations = _nodes(role)
+    is_copied_last = copies and role.kind == SYNCER
+    return filled(
+      JOB_SET,
+      name=whole.role_name(role),
+      labels=labels,
+      queued_labels={**labels, **queue},
+      annotations=(
+        alone if hosts > 1 and role.resources.accelerator.is_tpu else None
+      ),
+      ttl_s=self.ttl_s or None,
+      restarts_max=whole.restarts_max,
+      has_names=role.kind != SYNCER,
+      slice=SLICE,
+      hosts=hosts,
+      kind=role.kind,
+      fatal=list(EXITS_FATAL),
+      pod_annotations=noted or None,
+      grace_s=max(whole.grace_s, COPY_GRACE_S * is_copied_last),
+      containers=[_container(whole, role, mounts)],
+      volumes=volumes,
+      beside=beside or None,
+      selector=selector or None,
+      tolerations=tolerations or None,
+    )
+
+  def _copies(self, whole: JobSpec, role: Task) -> bool:
+    is_alone = not self.shared_claim or role.kind == SYNCER
+    return is_alone and copies_results(whole, role)
+
+  def _volumes(self, whole: JobSpec, role: Task) -> tuple[list, list]:
+    """Volumes of a pod and where its containers have them."""
+    volumes, mounts = [], []
+
+    def mount(name: str, volume: dict, path: str, read_only=True) -> None:
+      volumes.append({'name': name, **volume})
+      is_read = {'readOnly': True} if read_only else {}
+      mounts.append({'name': name, 'mountPath': path, **is_read})
+
+    def claim(name: str, **how) -> dict:
+      return {'persistentVolumeClaim': {'claimName': name, **how}}
+
+    workdir = {'emptyDir': {}}
+    if self.shared_claim:
+      workdir = claim(self.shared_claim)
+    elif role.kind in (SYNCER, SHARD):
+      workdir = claim(whole.role_name(role))
+    mount('workdir', workdir, whole.workdir, read_only=False)
+    config = {'configMap': {'name': _config_name(whole)}}
+    mount('config', config, CONFIG_FOLDER)
+    if self.data_claim:
+      mount('data', claim(self.data_claim, readOnly=True), DATA_FOLDER)
+    elif self.data_bucket:
+      data = filled(BUCKET, name=self.data_bucket, read_only=True)
+      mount('data', data, DATA_FOLDER)
+    if self._copies(whole, role):
+      bucket = filled(BUCKET, name=whole.results_bucket, read_only=False)
+      mount('results', bucket, RESULTS_FOLDER, read_only=False)
+    if whole.secret:
+      secret = {
+        'secretName': whole.secret_of(role),
+        'defaultMode': READABLE_BY_GROUP,
+      }
+      mount('secret', {'secret': secret}, SECRET_FOLDER)
+    return volumes, mounts
+
+  def _beside(self, whole: JobSpec, role: Task) -> Iterator[dict]:
+    """Yields the containers beside the role's own, without their volumes.
+
+    But for one, they are init containers that are always started again: they
+    begin before the role, end with the pod, and their deaths are none of the
+    role's. It needs Kubernetes 1.29.
+    """
+    always = {'image': whole.image, 'restartPolicy': 'Always'}
+    if self._copies(whole, role):
+      if role.kind == LEARNER:
+        script = restoring(whole, role)
+        yield {  # The others begin once it has ended.
+          'name': 'restored',
+          'image': whole.image,
+          'command': ['bash', '-c', script],
         }
-      ]
-    },
-    'template': {
-      'metadata': _pod_metadata(whole, role, options),
-      'spec': _pod(whole, role, options),
-    },
-  }
-  lasts = {'ttlSecondsAfterFinished': options.ttl_s} if options.ttl_s else {}
-  return {
-    'apiVersion': 'jobset.x-k8s.io/v1alpha2',
-    'kind': 'JobSet',
-    'metadata': metadata,
-    'spec': {
-      **lasts,
-      'failurePolicy': {
-        'maxRestarts': whole.restarts_max,
-        'rules': [
-          {
-            'name': 'fatal',
-            'action': 'FailJobSet',
-            'onJobFailureReasons': ['PodFailurePolicy'],
-          }
-        ],
-      },
-      # A slice finds its hosts by name. The syncer's name is the Service's,
-      # which a JobSet's own Service would take.
-      'network': {'enableDNSHostnames': role.kind != SYNCER},
-      'replicatedJobs': [
-        {
-          'name': SLICE,
-          'replicas': 1,  # More would be one JAX world of many slices.
-          'template': {'spec': job},
-        }
-      ],
-    },
-  }
+      command = ['bash', '-c', copying(whole)]
+      yield {'name': 'results', **always, 'command': command}
+    if role.kind == SYNCER and (evaluator := whole.evaluator):
+      yield {
+        'name': evaluator.kind,
+        **always,
+        'command': [whole.python, '-m', evaluator.module],
+        'args': _arguments(whole, evaluator),
+        'env': _environment(whole),
+      }
+    if role.kind == SYNCER and self.page_port:
+      folder = shlex.quote(whole.workdir)
+      script = (
+        f'until [[ -s {folder}/config.json ]]; do sleep 1; done; '
+        f'exec {whole.python} -m diloco.watch {folder} --insecure '
+        f'--host={OWN_ADDRESS} --port={self.page_port}'
+      )
+      yield {
+        'name': 'watch',
+        **always,
+        'command': ['bash', '-c', script],
+        'env': [_field('DILOCO_HOST', 'status.podIP')],
+        'ports': [_port('page', self.page_port)],
+        'livenessProbe': filled(PAGE_PROBE),
+      }
 
 
-def _pod_metadata(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
-  metadata, annotations = {'labels': _labels(whole, role)}, {}
-  if options.data_bucket or _copies(whole, role, options):
-    annotations[FUSE_PODS] = 'true'
-  if whole.metrics_port:
-    annotations |= gke_sidecars.scraped(whole.metrics_port_of(role))
-  if annotations:
-    metadata['annotations'] = annotations
-  return metadata
+def copying(whole: JobSpec) -> str:
+  """Returns a script that copies what a role leaves to the bucket.
+
+  Whole files at a time: a bucket takes no appends, so that the workdir itself
+  can not be there.
+  """
+  folder = f'{RESULTS_FOLDER}/{whole.name}'
+  return f"""\
+cd {shlex.quote(whole.workdir)} || exit
+copy() {{
+  for each in {' '.join(RESULTS)}; do
+    [[ ! -e $each ]] || {COPY} "$each"* {folder}/
+  done
+}}
+mkdir -p {folder}
+trap 'copy; exit 0' TERM
+while :; do
+  copy
+  sleep {COPIED_EVERY_S} &
+  wait $!
+done
+"""
 
 
-def _pod(whole: JobSpec, role: Task, options: GkeOptions) -> dict:
-  volumes, mounts = _volumes(whole, role, options)
-  shared = [
-    {'name': name, 'value': _literal(value)}
-    for name, value in whole.environment
-  ]
+def restoring(whole: JobSpec, role: Task) -> str:
+  """Returns a script that brings a learner's files back before it goes on.
+
+  A new pod begins with an empty volume, and the files in the bucket would be
+  overwritten by those of its last life alone.
+  """
+  workdir = shlex.quote(whole.workdir)
+  return f"""\
+for each in metrics tapes; do
+  kept={RESULTS_FOLDER}/{whole.name}/$each/{role.name}.jsonl
+  mkdir -p {workdir}/$each
+  [[ ! -e $kept ]] ||
+    cp --preserve=timestamps $kept* {workdir}/$each/ || exit
+done
+"""
+
+
+def _container(whole: JobSpec, role: Task, mounts: list) -> dict:
+  machines = role.resources.accelerator
+  ports = {'control': whole.port if role.kind == SYNCER else 0}
+  ports['discovery'] = machines.is_tpu and DISCOVERY_PORT
+  ports['coordinator'] = machines.hosts > 1 and COORDINATOR_PORT
+  ports['metrics'] = whole.metrics_port_of(role)
+  opened = [_port(name, number) for name, number in ports.items() if number]
+  index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+  own = [_field('DILOCO_HOST_INDEX', index)] if machines.hosts > 1 else []
   container = {
     'name': role.kind,
     'image': whole.image,
     'command': [whole.python, '-m', role.module],
     'args': _arguments(whole, role),
-    'env': [
-      _field('DILOCO_HOST', 'status.podIP'),
-      *_index(role),
-      *shared,
-    ],
+    'env': _environment(whole, *own),
     'resources': _resources(role),
     'volumeMounts': mounts,
   }
-  ports = []
+  if opened:
+    container['ports'] = opened
   if role.kind == SYNCER:
-    ports.append(_port('control', whole.port))
-  if role.resources.accelerator.is_tpu:
-    ports.append(_port('discovery', DISCOVERY_PORT))
-  if role.resources.accelerator.hosts > 1:
-    ports.append(_port('coordinator', COORDINATOR_PORT))
-  if whole.metrics_port:
-    ports.append(_port('metrics', whole.metrics_port_of(role)))
-  if ports:
-    container['ports'] = ports
-  if role.kind == SYNCER:
-    container |= gke_sidecars.syncer_probes(whole)
-  pod = {
-    'restartPolicy': 'Never',  # The exit code decides, above.
-    'terminationGracePeriodSeconds': _grace_s(whole, role, options),
-    'containers': [container],
-    'volumes': volumes,
-  }
-  if beside := _beside(whole, role, options, shared):
-    pod['initContainers'] = [
-      {**each, 'volumeMounts': mounts} for each in beside
-    ]
-  selector, tolerations = _nodes(role)
-  if selector:
-    pod['nodeSelector'] = selector
-  if tolerations:
-    pod['tolerations'] = tolerations
-  return pod
+    status = shlex.quote(f'{whole.workdir}/status.json')
+    container |= filled(
+      PROBES,
+      every_s=PROBED_EVERY_S,
+      starts=STARTS_S // PROBED_EVERY_S,
+      starts_s=STARTS_S,
+      is_fresh=f'[[ $(find {status} -mmin -{SILENT_S // 60}) ]]',
+    )
+  return container
 
 
-def _beside(
-  whole: JobSpec, role: Task, options: GkeOptions, shared: list
-) -> list[dict]:
-  """Returns the containers beside the role's own, without their volumes."""
-  found = []
-  if _copies(whole, role, options):
-    if role.kind == LEARNER:
-      found.append(gke_sidecars.restored(whole, role))
-    found.append(gke_sidecars.results(whole))
-  if role.kind == SYNCER and whole.evaluator:
-    known = Addresses(OWN_ADDRESS)
-    arguments = [
-      *(_literal(each) for each in whole.evaluator.arguments),
-      *addressed(whole, whole.evaluator, known),
-    ]
-    own = [_field('DILOCO_HOST', 'status.podIP'), *shared]
-    found.append(gke_sidecars.evaluator(whole, arguments, own))
-  if role.kind == SYNCER and options.page_port:
-    address = _field('DILOCO_HOST', 'status.podIP')
-    port = options.page_port
-    found.append(gke_sidecars.watch(whole, address, OWN_ADDRESS, port))
-  return found
-
-
-def _copies(whole: JobSpec, role: Task, options: GkeOptions) -> bool:
-  """Returns True if a role copies to the bucket what is in its workdir."""
-  if role.kind == SHARD:
-    return False  # It leaves what it resumes from, and no more.
-  is_alone = not options.shared_claim or role.kind == SYNCER
-  return bool(whole.results_bucket) and is_alone
-
-
-def _grace_s(whole: JobSpec, role: Task, options: GkeOptions) -> int:
-  """Returns the seconds from SIGTERM to SIGKILL of all containers of a pod."""
-  if role.kind == SYNCER and _copies(whole, role, options):
-    return max(whole.grace_s, gke_sidecars.COPY_GRACE_S)
-  return whole.grace_s
-
-
-def _index(role: Task) -> list[dict]:
-  if role.resources.accelerator.hosts == 1:
-    return []
-  return [_field('DILOCO_HOST_INDEX', f"metadata.annotations['{INDEX}']")]
+def _environment(whole: JobSpec, *own: dict) -> list[dict]:
+  shared = (
+    {'name': name, 'value': _literal(value)}
+    for name, value in whole.environment
+  )
+  return [_field('DILOCO_HOST', 'status.podIP'), *own, *shared]
 
 
 def _field(name: str, path: str) -> dict:
@@ -280,17 +529,14 @@ def _literal(text: str) -> str:
 
 
 def _resources(role: Task) -> dict:
-  place = role.resources
-  requests = {}
+  place, requests, limits = role.resources, {}, {}
   if place.cpus:
     requests['cpu'] = str(place.cpus)
   if place.memory_gib:
     requests['memory'] = f'{place.memory_gib}Gi'
-  limits = {}
-  if place.accelerator.is_tpu:
-    limits = {'google.com/tpu': str(place.accelerator.chips_per_host)}
-  elif place.accelerator.chips_per_host:
-    limits = {'nvidia.com/gpu': str(place.accelerator.chips_per_host)}
+  if chips := place.accelerator.chips_per_host:
+    kind = 'google.com/tpu' if place.accelerator.is_tpu else 'nvidia.com/gpu'
+    limits[kind] = str(chips)
   return {'requests': {**requests, **limits}, 'limits': limits}
 
 
@@ -308,76 +554,11 @@ def _nodes(role: Task) -> tuple[dict, list]:
     )
   if place.capacity == SPOT:
     selector[SPOT_NODES] = 'true'
-    tolerations.append(
-      {
-        'key': SPOT_NODES,
-        'operator': 'Equal',
-        'value': 'true',
-        'effect': 'NoSchedule',
-      }
-    )
+    key = {'key': SPOT_NODES, 'operator': 'Equal', 'value': 'true'}
+    tolerations.append({**key, 'effect': 'NoSchedule'})
   elif place.capacity == RESERVATION:
     selector['cloud.google.com/reservation-name'] = place.reservation
   return selector, tolerations
-
-
-def _volumes(
-  whole: JobSpec, role: Task, options: GkeOptions
-) -> tuple[list, list]:
-  """Volumes of a pod and where its container has them."""
-  if options.shared_claim:
-    workdir = {'persistentVolumeClaim': {'claimName': options.shared_claim}}
-  elif role.kind in (SYNCER, SHARD):
-    workdir = {'persistentVolumeClaim': {'claimName': whole.role_name(role)}}
-  else:
-    workdir = {'emptyDir': {}}
-  config = {'configMap': {'name': _config_name(whole)}}
-  volumes = [
-    {'name': 'workdir', **workdir},
-    {'name': 'config', **config},
-  ]
-  mounts = [
-    {'name': 'workdir', 'mountPath': whole.workdir},
-    {'name': 'config', 'mountPath': CONFIG_FOLDER, 'readOnly': True},
-  ]
-  if data := _data(options):
-    volumes.append({'name': 'data', **data})
-    mounts.append({'name': 'data', 'mountPath': DATA_FOLDER, 'readOnly': True})
-  if _copies(whole, role, options):
-    bucket = _bucket(whole.results_bucket, read_only=False)
-    volumes.append({'name': 'results', **bucket})
-    mounts.append({'name': 'results', 'mountPath': gke_sidecars.RESULTS_FOLDER})
-  if whole.secret:
-    secret = {
-      'secretName': whole.secret_of(role),
-      'defaultMode': READABLE_BY_GROUP,
-    }
-    volumes.append({'name': 'secret', 'secret': secret})
-    mounts.append(
-      {'name': 'secret', 'mountPath': SECRET_FOLDER, 'readOnly': True}
-    )
-  return volumes, mounts
-
-
-def _data(options: GkeOptions) -> dict:
-  """The volume that the roles read their data from; empty: the image's."""
-  if options.data_claim:
-    claim = {'claimName': options.data_claim, 'readOnly': True}
-    return {'persistentVolumeClaim': claim}
-  if options.data_bucket:
-    return _bucket(options.data_bucket, read_only=True)
-  return {}
-
-
-def _bucket(name: str, read_only: bool) -> dict:
-  attributes = {'bucketName': name, 'mountOptions': 'implicit-dirs'}
-  return {
-    'csi': {
-      'driver': FUSE,
-      'readOnly': read_only,
-      'volumeAttributes': attributes,
-    }
-  }
 
 
 def _labels(whole: JobSpec, role: Task) -> dict[str, str]:
@@ -389,52 +570,3 @@ def _labels(whole: JobSpec, role: Task) -> dict[str, str]:
 
 def _config_name(whole: JobSpec) -> str:
   return f'{whole.name}-config'
-
-
-def _config_map(whole: JobSpec) -> dict:
-  return {
-    'apiVersion': 'v1',
-    'kind': 'ConfigMap',
-    'metadata': {
-      'name': _config_name(whole),
-      'labels': {'app': 'diloco', 'run': whole.name},
-    },
-    'data': {whole.config_name: whole.config_text},
-  }
-
-
-def _service(whole: JobSpec) -> dict:
-  """Returns a service, whose address stays valid for clients across
-  restarts.
-  """
-  labels = _labels(whole, whole.syncer)
-  return {
-    'apiVersion': 'v1',
-    'kind': 'Service',
-    'metadata': {'name': whole.role_name(whole.syncer), 'labels': labels},
-    'spec': {
-      'selector': labels,
-      'ports': [
-        {'name': 'control', 'port': whole.port, 'targetPort': 'control'}
-      ],
-    },
-  }
-
-
-def _claim(whole: JobSpec, role: Task, storage_class: str) -> dict:
-  storage_gib = role.resources.disk_gib
-  spec = {
-    'accessModes': ['ReadWriteOncePod'],  # Two syncers never write at once.
-    'resources': {'requests': {'storage': f'{storage_gib}Gi'}},
-  }
-  if storage_class:
-    spec['storageClassName'] = storage_class
-  return {
-    'apiVersion': 'v1',
-    'kind': 'PersistentVolumeClaim',
-    'metadata': {
-      'name': whole.role_name(role),
-      'labels': _labels(whole, role),
-    },
-    'spec': spec,
-  }

@@ -1,45 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch on TPU VMs: the gcloud commands of its machines.
+"""TPU VMs: gcloud commands, and slices that are asked for as long as a run is.
 
-The syncer is a CPU machine of Compute Backend, every learner a queued resource
+The syncer is a CPU machine of Compute Engine, every learner a queued resource
 of its own. One for several would be a single JAX world.
+
+The service does not announce that it has suspended a slice, so the launcher
+stays and checks once a minute. It only recreates slices that it has seen
+before: a slice that a user added is watched from then on, one that a user
+deleted is not recreated.
 """
 
 import dataclasses
 import json
+import pathlib
 import re
-from collections.abc import Sequence
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Collection, Sequence
 
-from launch.backends.commands import CommandFailed, Run
-from launch.backends.startup import EXIT_ATTRIBUTE
-from launch.job import ON_DEMAND, RESERVATION, SPOT, JobSpec, Task
+from diloco.config.sections import ConfigError
+from launch.backends.base import Backend, CommandFailed
+from launch.backends.startup import EXIT_ATTRIBUTE, startup_script
+from launch.exit_policy import EXITS_FATAL
+from launch.job import CONTAINERS, RESERVATION, SPOT, JobSpec, only, option
+from launch.program import Task
 
+LOOK_EVERY_S = 60.0
+BACKOFF_MIN_S = 60.0
+BACKOFF_MAX_S = 1800.0
 SCOPES = '--scopes=https://www.googleapis.com/auth/cloud-platform'
 QUEUED = ('compute', 'tpus', 'queued-resources')
-CAPACITY = {
-  SPOT: ('--spot',),
-  ON_DEMAND: (),
-  RESERVATION: (),  # By its name, which only `gcloud alpha` takes.
-}
 # Machines of Compute Engine with more memory for a CPU are another kind.
 GIB_PER_CPU_MAX = 6.5
 EXTENDED = ('--custom-extensions',)
+SYNCER_IP = 'SYNCER_IP'  # Known once its machine is there.
+GONE = ('SUSPENDED', 'FAILED')  # Deleted, and asked for again.
 ABSENT = ('NOT_FOUND', 'not found', 'notFound')
-
-
-@dataclasses.dataclass(frozen=True)
-class Cloud:
-  """The project and zone in which machines are created."""
-
-  project: str
-  zone: str
-  service_account: str = ''  # Default: the project's.
-  subnetwork: str = ''  # Default: the project's.
-  internal_ips: bool = False  # No addresses from outside.
-
-  @property
-  def place(self) -> tuple[str, str]:
-    return f'--project={self.project}', f'--zone={self.zone}'
+EXISTS = 'ALREADY_EXISTS'  # Another launcher was faster.
+# Of gRPC and HTTP, and of a network that is away: they pass.
+PASSING = re.compile(
+  r'\b(RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|ABORTED'
+  r'|429|50[0234]|[Cc]onnection|timed out)\b'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,142 +54,332 @@ class QueuedSlice:
   attempt: int  # How often this learner's was asked for.
 
 
-def create_machine(
-  whole: JobSpec, role: Task, cloud: Cloud, script_file: str
-) -> tuple[str, ...]:
-  """Makes the machine of the syncer or of a shard; its disk is the workdir."""
-  place = role.resources
-  return (
-    *_instances('create', whole, role, cloud),
-    f'--custom-cpu={place.cpus}',
-    f'--custom-memory={place.memory_gib}GB',
-    *(EXTENDED if place.memory_gib > GIB_PER_CPU_MAX * place.cpus else ()),
-    '--image-family=cos-stable',
-    '--image-project=cos-cloud',
-    f'--boot-disk-size={place.disk_gib}GB',
-    '--metadata=enable-guest-attributes=TRUE',
-    f'--metadata-from-file=startup-script={script_file}',
-    SCOPES,
-    f'--labels=run={whole.name},role={role.kind}',
-    *_network(cloud, '--subnet', '--no-address'),
-    '--quiet',
-  )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueuedResources(Backend):
+  """Launches by gcloud; stays, and recreates slices that were taken away."""
 
+  TRAITS = frozenset({CONTAINERS})
+  TPUS = True
+  NEEDS = ('project', 'zone')
+  STAYS = True
 
-def address(whole: JobSpec, role: Task, cloud: Cloud, run: Run) -> str | None:
-  """Returns the IP address of such a machine; None where there is none."""
-  argv = (
-    *_instances('describe', whole, role, cloud),
-    '--format=value(networkInterfaces[0].networkIP)',
-  )
-  return _unless_absent(run, argv)
+  project: str = option('', 'Project of all machines.')
+  zone: str = option('', 'Zone of all machines.')
+  service_account: str = option('', 'Account of all machines.')
+  subnetwork: str = option('', 'Subnetwork of all machines.')
+  internal_ips: bool = option(False, 'gives machines no external addresses.')
+  sleep: Callable[[float], None] = time.sleep
+  now_s: Callable[[], float] = time.monotonic
 
+  def start(self, whole: JobSpec) -> int:
+    for role in (whole.syncer, *whole.shards):
+      if self.dry_run or self._address(whole, role) is None:
+        syncer = self._syncer(whole) if role in whole.shards else ''
+        self.create(whole, role, syncer)
+    learners = [each.learner for each in whole.first_learners]
+    if self.dry_run:
+      for learner in learners:
+        self.add(whole, learner)
+      return self.watch(whole)
+    watched = _Watch(self, whole, self._syncer(whole))
+    watched.want(learners, self.now_s())
+    return self._stay(whole, watched)
 
-def syncer_exit(whole: JobSpec, cloud: Cloud, run: Run) -> int | None:
-  """Exit code with which the syncer has ended for good; None: it has not."""
-  argv = (
-    *_instances('get-guest-attributes', whole, whole.syncer, cloud),
-    f'--query-path={EXIT_ATTRIBUTE}',
-    '--format=value(value)',
-  )
-  text = _unless_absent(run, argv)
-  return int(text) if text else None
+  def watch(self, whole: JobSpec) -> int:
+    if self.dry_run:
+      self.say('# Each minute; what is SUSPENDED or FAILED is made again:')
+      self.say(shlex.join(self.list_command()))
+      return 0
+    return self._stay(whole, _Watch(self, whole, self._syncer(whole)))
 
+  def add(self, whole: JobSpec, learner: int) -> int:
+    self.create(whole, only(whole, learner), self._syncer(whole))
+    return 0
 
-def create_learner(
-  whole: JobSpec, role: Task, cloud: Cloud, script_file: str, attempt: int
-) -> tuple[str, ...]:
-  """Asks for one learner's slice."""
-  place = role.resources
-  name = whole.role_name(role)
-  track, capacity = ('gcloud',), CAPACITY[place.capacity]
-  if place.capacity == RESERVATION:
-    track = ('gcloud', 'alpha')
-    capacity = (f'--reservation={place.reservation}',)
-  return (
-    *track,
-    *QUEUED,
-    'create',
-    name,
-    f'--node-id={name}',
-    *cloud.place,
-    f'--accelerator-type={place.accelerator.name}',
-    f'--runtime-version={place.accelerator.runtime_version}',
-    *capacity,
-    SCOPES,
-    f'--metadata-from-file=startup-script={script_file}',
-    f'--labels=run={whole.name},role=learner,attempt={attempt}',
-    *_network(cloud, '--subnetwork', '--internal-ips'),
-    '--async',
-    '--quiet',
-  )
+  def remove(self, whole: JobSpec, learner: int) -> int:
+    self.act(self.delete_command(whole, only(whole, learner)))
+    return 0
 
+  def create(
+    self, whole: JobSpec, role: Task, syncer: str, attempt: int = 1
+  ) -> None:
+    """Makes the machine of the syncer or a shard, or asks for a slice.
 
-def delete_learner(
-  whole: JobSpec, learner: int, cloud: Cloud
-) -> tuple[str, ...]:
-  """Gives a slice back, or takes its request out of the queue."""
-  name = whole.role_name(whole.learners[learner])
-  return (
-    'gcloud',
-    *QUEUED,
-    'delete',
-    name,
-    *cloud.place,
-    '--force',  # Also where it has machines.
-    '--async',
-    '--quiet',
-  )
+    Args:
+      syncer: 'host:port' of the syncer, for all others.
 
+    Raises:
+      CommandFailed: it was refused.
+    """
+    script = startup_script(whole, role, self.project, syncer, attempt)
+    if self.dry_run:
+      name = f'{whole.role_name(role)}.sh'
+      self.say(f"cat >{name} <<'END_OF_SCRIPT'\n{script}END_OF_SCRIPT")
+      self.say(shlex.join(self.create_command(whole, role, name, attempt)))
+      return
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder) / 'startup.sh'
+      path.write_text(script)
+      self.run(self.create_command(whole, role, str(path), attempt))
 
-def list_learners(cloud: Cloud) -> tuple[str, ...]:
-  """All queued resources of the zone, as JSON."""
-  return ('gcloud', *QUEUED, 'list', *cloud.place, '--format=json')
+  def _stay(self, whole: JobSpec, watched: '_Watch') -> int:
+    """Waits until the syncer has ended for good; returns 0 on success."""
+    while True:
+      watched.step(self.now_s())
+      code = watched.syncer_exit()
+      if code is not None:
+        break
+      self.sleep(LOOK_EVERY_S)
+    watched.remove_all()
+    self.say(f'the syncer has ended with exit code {code}; slices given back')
+    return code if code in (0, *EXITS_FATAL) else 1
+
+  def _syncer(self, whole: JobSpec) -> str:
+    """Returns 'host:port' of the syncer.
+
+    Raises:
+      ConfigError: it has no machine.
+    """
+    address = SYNCER_IP if self.dry_run else self._address(whole, whole.syncer)
+    if address is None:
+      raise ConfigError(
+        [f'{whole.role_name(whole.syncer)}: there is no such machine']
+      )
+    return f'{address}:{whole.port}'
+
+  def _address(self, whole: JobSpec, role: Task) -> str | None:
+    """Returns the IP address of a CPU machine; None where there is none."""
+    value = '--format=value(networkInterfaces[0].networkIP)'
+    return self.unless_absent(*self._instances('describe', whole, role), value)
+
+  def syncer_exit(self, whole: JobSpec) -> int | None:
+    """Exit code with which the syncer has ended for good; None: it has not."""
+    text = self.unless_absent(
+      *self._instances('get-guest-attributes', whole, whole.syncer),
+      f'--query-path={EXIT_ATTRIBUTE}',
+      '--format=value(value)',
+    )
+    return int(text) if text else None
+
+  def unless_absent(self, *argv: str) -> str | None:
+    """Runs a command; returns None for something that is not there."""
+    try:
+      return self.run(argv).strip()
+    except CommandFailed as error:
+      if any(word in error.stderr for word in ABSENT):
+        return None
+      raise
+
+  # Its commands.
+
+  def create_command(
+    self, whole: JobSpec, role: Task, script_file: str, attempt: int
+  ) -> tuple[str, ...]:
+    """Makes a CPU machine, whose disk is the workdir, or asks for a slice."""
+    place, name = role.resources, whole.role_name(role)
+    script = f'--metadata-from-file=startup-script={script_file}'
+    if role.learner is None:
+      is_extended = place.memory_gib > GIB_PER_CPU_MAX * place.cpus
+      return (
+        *self._instances('create', whole, role),
+        f'--custom-cpu={place.cpus}',
+        f'--custom-memory={place.memory_gib}GB',
+        *(EXTENDED if is_extended else ()),
+        '--image-family=cos-stable',
+        '--image-project=cos-cloud',
+        f'--boot-disk-size={place.disk_gib}GB',
+        '--metadata=enable-guest-attributes=TRUE',
+        script,
+        SCOPES,
+        f'--labels=run={whole.name},role={role.kind}',
+        *self._network('--subnet', '--no-address'),
+        '--quiet',
+      )
+    # A reservation is asked for by its name, which only `gcloud alpha` takes.
+    is_reserved = place.capacity == RESERVATION
+    capacity = ['--spot'] if place.capacity == SPOT else []
+    return (
+      *(('gcloud', 'alpha') if is_reserved else ('gcloud',)),
+      *QUEUED,
+      'create',
+      name,
+      f'--node-id={name}',
+      *self._place,
+      f'--accelerator-type={place.accelerator.name}',
+      f'--runtime-version={place.accelerator.runtime_version}',
+      *([f'--reservation={place.reservation}'] if is_reserved else capacity),
+      SCOPES,
+      script,
+      f'--labels=run={whole.name},role=learner,attempt={attempt}',
+      *self._network('--subnetwork', '--internal-ips'),
+      '--async',
+      '--quiet',
+    )
+
+  def delete_command(self, whole: JobSpec, role: Task) -> tuple[str, ...]:
+    """Gives a slice back, or takes its request out of the queue."""
+    return (
+      *('gcloud', *QUEUED, 'delete', whole.role_name(role), *self._place),
+      '--force',  # Also where it has machines.
+      *('--async', '--quiet'),
+    )
+
+  def list_command(self) -> tuple[str, ...]:
+    """All queued resources of the zone, as JSON."""
+    return ('gcloud', *QUEUED, 'list', *self._place, '--format=json')
+
+  def _instances(
+    self, verb: str, whole: JobSpec, role: Task
+  ) -> tuple[str, ...]:
+    name = whole.role_name(role)
+    return ('gcloud', 'compute', 'instances', verb, name, *self._place)
+
+  @property
+  def _place(self) -> tuple[str, str]:
+    return f'--project={self.project}', f'--zone={self.zone}'
+
+  def _network(self, subnetwork: str, internal: str) -> list[str]:
+    """Flags that a CPU machine and a TPU have under two names."""
+    account = f'--service-account={self.service_account}'
+    return [
+      *([f'{subnetwork}={self.subnetwork}'] if self.subnetwork else []),
+      *([internal] if self.internal_ips else []),
+      *([account] if self.service_account else []),
+    ]
 
 
 def slices(whole: JobSpec, listed: str) -> list[QueuedSlice]:
-  """Returns the slices of the run's learners from the output of
-  `list_learners`.
-  """
+  """Returns the slices of the run's learners from what gcloud lists."""
   found = []
   for each in json.loads(listed or '[]'):
     name = each['name'].rpartition('/')[2]
     match = re.fullmatch(rf'{re.escape(whole.name)}-learner-(\d+)', name)
     if match and int(match[1]) < len(whole.learners):
       state = each.get('state', {}).get('state', 'STATE_UNSPECIFIED')
-      found.append(QueuedSlice(int(match[1]), state, _attempt(each)))
+      specs: Sequence[dict] = each.get('tpu', {}).get('nodeSpec', [])
+      labels = specs[0].get('node', {}).get('labels', {}) if specs else {}
+      attempt = int(labels.get('attempt', 1))
+      found.append(QueuedSlice(int(match[1]), state, attempt))
   return sorted(found, key=lambda each: each.learner)
 
 
-def _attempt(listed: dict) -> int:
-  specs: Sequence[dict] = listed.get('tpu', {}).get('nodeSpec', [])
-  labels = specs[0].get('node', {}).get('labels', {}) if specs else {}
-  return int(labels.get('attempt', 1))
+@dataclasses.dataclass
+class _Wanted:
+  """A learner that has no slice now and is to get one."""
+
+  attempt: int
+  due_s: float
 
 
-def _instances(
-  verb: str, whole: JobSpec, role: Task, cloud: Cloud
-) -> tuple[str, ...]:
-  name = whole.role_name(role)
-  return ('gcloud', 'compute', 'instances', verb, name, *cloud.place)
+class _Watch:
+  """The learners' slices of one run. Time is an argument."""
 
+  def __init__(self, backend: QueuedResources, whole: JobSpec, syncer: str):
+    """Stores the arguments; starts nothing.
 
-def _network(cloud: Cloud, subnetwork: str, internal: str) -> list[str]:
-  """Flags that a CPU machine and a TPU have under two names."""
-  flags = []
-  if cloud.subnetwork:
-    flags.append(f'{subnetwork}={cloud.subnetwork}')
-  if cloud.internal_ips:
-    flags.append(internal)
-  if cloud.service_account:
-    flags.append(f'--service-account={cloud.service_account}')
-  return flags
+    Args:
+      syncer: 'host:port' of the syncer.
+    """
+    self._backend = backend
+    self._whole = whole
+    self._syncer = syncer
+    self._wanted: dict[int, _Wanted] = {}
+    self._failures: dict[int, int] = {}  # In a row.
+    self._states: dict[int, str] = {}
 
+  def want(self, learners: Collection[int], now_s: float) -> None:
+    """These are to have a slice, unless they have one."""
+    held = {each.learner for each in self._look()}
+    for learner in sorted(set(learners) - held):
+      self._wanted[learner] = _Wanted(1, now_s)
 
-def _unless_absent(run: Run, argv: Sequence[str]) -> str | None:
-  try:
-    return run(argv).strip()
-  except CommandFailed as error:
-    if any(word in error.stderr for word in ABSENT):
+  def step(self, now_s: float) -> None:
+    """Looks once; gives back what is gone, asks for what is due.
+
+    Raises:
+      CommandFailed: and it would again.
+    """
+    try:
+      found = self._look()
+    except CommandFailed as error:
+      self._unless_passing(error)
+      return
+    for each in found:
+      self._notice(each, now_s)
+    held = {each.learner for each in found}
+    for learner, wanted in sorted(self._wanted.items()):
+      if learner not in held and now_s >= wanted.due_s:
+        self._ask(learner, wanted, now_s)
+
+  def syncer_exit(self) -> int | None:
+    """Exit code with which the syncer has ended for good; None: it has not."""
+    try:
+      return self._backend.syncer_exit(self._whole)
+    except CommandFailed as error:
+      self._unless_passing(error)
       return None
-    raise
+
+  def remove_all(self) -> None:
+    """Gives back all slices and wants none."""
+    self._wanted.clear()
+    for each in self._look():
+      if each.state != 'DELETING':
+        self._delete(each.learner)
+
+  def _look(self) -> list[QueuedSlice]:
+    backend = self._backend
+    return slices(self._whole, backend.run(backend.list_command()))
+
+  def _notice(self, each: QueuedSlice, now_s: float) -> None:
+    learner = each.learner
+    if self._states.get(learner) != each.state:
+      self._say(f'learner-{learner}: {each.state}, attempt {each.attempt}')
+    self._states[learner] = each.state
+    if each.state == 'ACTIVE':
+      self._failures.pop(learner, None)
+      self._wanted.pop(learner, None)
+    elif each.state in GONE:
+      self._delete(learner)  # Once more, where the last time did not do.
+      if learner not in self._wanted:
+        # A preemption does not count as a failure; a slice that never came up
+        # does.
+        wait_s = self._failed(learner) if each.state == 'FAILED' else 0.0
+        self._wanted[learner] = _Wanted(each.attempt + 1, now_s + wait_s)
+
+  def _ask(self, learner: int, wanted: _Wanted, now_s: float) -> None:
+    role = self._whole.learners[learner]
+    try:
+      self._backend.create(self._whole, role, self._syncer, wanted.attempt)
+    except CommandFailed as error:
+      if EXISTS in error.stderr:
+        del self._wanted[learner]
+        return
+      self._unless_passing(error)
+      wanted.due_s = now_s + self._failed(learner)
+      self._say(f'learner-{learner}: again in {wanted.due_s - now_s:.0f} s')
+    else:
+      self._say(f'learner-{learner}: asked for, attempt {wanted.attempt}')
+      del self._wanted[learner]
+
+  def _delete(self, learner: int) -> None:
+    role = self._whole.learners[learner]
+    try:
+      self._backend.unless_absent(
+        *self._backend.delete_command(self._whole, role)
+      )
+    except CommandFailed as error:
+      self._unless_passing(error)  # It is seen again, and deleted then.
+
+  def _failed(self, learner: int) -> float:
+    """Counts a failure; how long to wait before the next attempt."""
+    count = self._failures.get(learner, 0) + 1
+    self._failures[learner] = count
+    return min(BACKOFF_MIN_S * 2 ** (count - 1), BACKOFF_MAX_S)
+
+  def _unless_passing(self, error: CommandFailed) -> None:
+    if not PASSING.search(error.stderr):
+      raise error
+    self._say(str(error))
+
+  def _say(self, line: str) -> None:
+    self._backend.say(line)

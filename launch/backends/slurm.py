@@ -9,19 +9,16 @@ srun ends all of them when one has failed.
 """
 
 import dataclasses
+import pathlib
 import shlex
 import signal
 from collections.abc import Sequence
 
-from launch.backends.command_lines import Addresses, exports, shell_command
-from launch.exit_codes import EXIT_STOPPED, EXITS_FATAL
-from launch.job import (
-  GPU,
-  LEARNER,
-  LEAVE_S,
-  JobSpec,
-  Task,
-)
+from diloco.config.sections import ConfigError
+from launch.backends.base import Addresses, Backend, shell_command
+from launch.exit_policy import EXIT_STOPPED, EXITS_FATAL
+from launch.job import GPU, LEAVE_S, SIZED, JobSpec, only, option
+from launch.program import LEARNER, Task
 
 # Slurm looks at time limits once a minute: a signal may come that much early,
 # and a process that has left early loses nothing but that minute.
@@ -33,35 +30,120 @@ ADDRESS = 'logs/syncer.address'  # In the workdir.
 # two learners on one node are two jobs.
 PORT_MIN = 61440
 PORTS = 4096
+SYNCER_JOB = 'SYNCER_JOB'  # Its number is known once it is submitted.
 
 
-@dataclasses.dataclass(frozen=True)
-class Submission:
-  """One call of sbatch, which reads the script from its standard input."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slurm(Backend):
+  """Launches by sbatch, from a machine that shares the workdir."""
 
-  name: str  # Of the job.
-  argv: tuple[str, ...]
-  script: str
+  TRAITS = frozenset({SIZED})
+  TPUS = False
 
+  sbatch: tuple[str, ...] = option(
+    (), 'passes an option on to sbatch, such as --partition=a100.'
+  )
 
-def syncer_submission(whole: JobSpec, given: Sequence[str]) -> Submission:
-  """The job of the syncer; two of one run never run at once.
+  @property
+  def shares_workdir(self) -> bool:
+    return True
 
-  Args:
-    given: options for sbatch, such as '--partition=a100'; they win.
-  """
-  name = whole.role_name(whole.syncer)
-  address = shlex.quote(f'{whole.workdir}/{ADDRESS}')
-  before = f"""\
+  def start(self, whole: JobSpec) -> int:
+    self._refuse_queued(whole, whole.first_learners)
+    if not self.dry_run:  # Slurm opens the logs before any script runs.
+      logs = pathlib.Path(whole.workdir) / 'logs'
+      logs.mkdir(parents=True, exist_ok=True)
+    # 'JOB' or 'JOB;CLUSTER'; nothing in a dry run.
+    job = self.act(*self.syncer(whole)).strip().partition(';')[0] or SYNCER_JOB
+    for shard in whole.shards:
+      self.act(*self.shard(whole, shard, job))
+    # No learner's machines stand idle before there is a syncer.
+    self.act(
+      *self.learners(whole, whole.first_learners, f'--dependency=after:{job}')
+    )
+    return 0
+
+  def add(self, whole: JobSpec, learner: int) -> int:
+    joining = (only(whole, learner),)
+    self._refuse_queued(whole, joining)
+    self.act(*self.learners(whole, joining))
+    return 0
+
+  def remove(self, whole: JobSpec, learner: int) -> int:
+    only(whole, learner)
+    commands = cancel_commands(self.act(queue_command(whole)), learner)
+    if not commands and not self.dry_run:
+      raise ConfigError([f'--learner={learner}: is not in the queue'])
+    for argv in commands:
+      self.act(argv)
+    return 0
+
+  def _refuse_queued(self, whole: JobSpec, learners: Sequence[Task]) -> None:
+    listed = self.act(queue_command(whole))
+    for each in learners:
+      if cancel_commands(listed, each.learner):
+        raise ConfigError(
+          [f'{whole.role_name(each)}: is in the queue already; see squeue']
+        )
+
+  # Calls of sbatch, which reads a script: arguments and script of each.
+
+  def syncer(self, whole: JobSpec) -> tuple[tuple[str, ...], str]:
+    """The job of the syncer; two of one run never run at once."""
+    address = shlex.quote(f'{whole.workdir}/{ADDRESS}')
+    before = f"""\
 {HOST}
 address={address}
 echo "$host:{whole.port}" >"$address.part"
 mv "$address.part" "$address"\
 {_evaluator(whole)}\
 """
-  return _submission(
-    whole, name, whole.syncer, before, '', ('--dependency=singleton',), given
-  )
+    options = ('--dependency=singleton',)
+    return self._call(whole, whole.syncer, before, options)
+
+  def shard(self, whole: JobSpec, shard: Task, job: str):
+    """The job of a shard, which waits for the job of the syncer that leads.
+
+    Two of one shard never run at once.
+    """
+    options = (f'--dependency=after:{job},singleton',)
+    return self._call(whole, shard, _syncer_is_known(whole), options)
+
+  def learners(self, whole: JobSpec, learners: Sequence[Task], *options: str):
+    """A job array with one element for each learner, indexed by its id.
+
+    Args:
+      learners: all of them, or those that join.
+    """
+    assert learners, 'a job array without learners'
+    indices = ','.join(str(each.learner) for each in learners)
+    # They differ in their id alone, which the array's index is.
+    own = f'--learner={learners[0].learner}'
+    assert own in learners[0].arguments, f'{own} not in {learners[0].arguments}'
+    fixed = tuple(each for each in learners[0].arguments if each != own)
+    any_learner = dataclasses.replace(learners[0], arguments=fixed)
+    before = _syncer_is_known(whole) + _meeting(whole, any_learner)
+    array = f'--array={indices}'
+    return self._call(whole, any_learner, before, (array, *options))
+
+  def _call(
+    self, whole: JobSpec, role: Task, before: str, options: Sequence[str]
+  ) -> tuple[tuple[str, ...], str]:
+    """Returns one call of sbatch; its script starts with `before`."""
+    is_array = role.kind == LEARNER
+    name = f'{whole.name}-{LEARNER}' if is_array else whole.role_name(role)
+    # Not as #SBATCH lines: an argument of a program needs no quoting.
+    log = f'{whole.workdir}/logs/'.replace('%', '%%')
+    element = f'{LEARNER}-%a' if is_array else role.name
+    argv = (
+      *('sbatch', '--parsable', f'--job-name={name}'),
+      *(f'--output={log}{element}.log', '--open-mode=append', '--requeue'),
+      f'--signal=B:TERM@{whole.grace_s + SIGNAL_EARLY_S}',
+      *_resources(role),
+      *options,
+      *self.sbatch,  # What is given last wins.
+    )
+    return argv, _script(whole, name, role, before)
 
 
 def _evaluator(whole: JobSpec) -> str:
@@ -75,52 +157,6 @@ def _evaluator(whole: JobSpec) -> str:
   return f"""
 until {command}; do sleep 10; done >>{log} 2>&1 &\
 """
-
-
-def shard_submission(
-  whole: JobSpec, shard: Task, given: Sequence[str]
-) -> Submission:
-  """Returns the job of a shard, which waits for the syncer that leads.
-
-  Args:
-    given: also its dependencies; two of one shard never run at once.
-  """
-  return _submission(
-    whole,
-    whole.role_name(shard),
-    shard,
-    _syncer_is_known(whole),
-    '',
-    (),
-    given,
-  )
-
-
-def learners_submission(
-  whole: JobSpec, learners: Sequence[Task], given: Sequence[str]
-) -> Submission:
-  """Returns a job array with one element for each learner, indexed by its id.
-
-  Args:
-    learners: all of them, or those that join.
-  """
-  assert learners, 'a job array without learners'
-  indices = ','.join(str(each.learner) for each in learners)
-  # They differ in their id alone, which the array's index is.
-  own = f'--learner={learners[0].learner}'
-  assert own in learners[0].arguments, f'{own} not in {learners[0].arguments}'
-  fixed = tuple(each for each in learners[0].arguments if each != own)
-  any_learner = dataclasses.replace(learners[0], arguments=fixed)
-  before = _syncer_is_known(whole) + _meeting(whole, any_learner)
-  return _submission(
-    whole,
-    f'{whole.name}-{LEARNER}',
-    any_learner,
-    before,
-    ' "--learner=$SLURM_ARRAY_TASK_ID"',
-    (f'--array={indices}',),
-    given,
-  )
 
 
 def _syncer_is_known(whole: JobSpec) -> str:
@@ -139,12 +175,8 @@ export syncer\
 def queue_command(whole: JobSpec) -> tuple[str, ...]:
   """Lists 'JOB INDEX STATE' of every element of the run's arrays."""
   return (
-    'squeue',
-    '--me',
-    '--noheader',
-    '--array',
-    f'--name={whole.name}-{LEARNER}',
-    '--format=%i %K %T',
+    *('squeue', '--me', '--noheader', '--array'),
+    *(f'--name={whole.name}-{LEARNER}', '--format=%i %K %T'),
   )
 
 
@@ -161,37 +193,6 @@ def cancel_commands(listed: str, learner: int) -> list[tuple[str, ...]]:
   return commands
 
 
-def _submission(
-  whole: JobSpec,
-  name: str,
-  role: Task,
-  before: str,
-  behind: str,
-  options: Sequence[str],
-  given: Sequence[str],
-) -> Submission:
-  """Returns a submission; its script starts with `before`.
-
-  `behind` ends the command.
-  """
-  # Not as #SBATCH lines: an argument of a program needs no quoting.
-  log = f'{whole.workdir}/logs/'.replace('%', '%%')
-  element = f'{LEARNER}-%a' if role.kind == LEARNER else role.name
-  argv = (
-    'sbatch',
-    '--parsable',
-    f'--job-name={name}',
-    f'--output={log}{element}.log',
-    '--open-mode=append',
-    '--requeue',
-    f'--signal=B:TERM@{whole.grace_s + SIGNAL_EARLY_S}',
-    *_resources(role),
-    *options,
-    *given,
-  )
-  return Submission(name, argv, _script(whole, name, role, before, behind))
-
-
 def _resources(role: Task) -> list[str]:
   place = role.resources
   options = [f'--nodes={place.accelerator.hosts}', '--ntasks-per-node=1']
@@ -204,9 +205,7 @@ def _resources(role: Task) -> list[str]:
   return options
 
 
-def _script(
-  whole: JobSpec, name: str, role: Task, before: str, behind: str
-) -> str:
+def _script(whole: JobSpec, name: str, role: Task, before: str) -> str:
   fatal = '|'.join(map(str, EXITS_FATAL))
   known = Addresses(
     '$host',
@@ -215,15 +214,20 @@ def _script(
     '$coordinator',
     '$SLURM_ARRAY_TASK_ID' if role.kind == LEARNER else '',
   )
-  command = f'{shell_command([whole.python], whole, role, known)}{behind}'
+  command = shell_command([whole.python], whole, role, known)
+  if role.kind == LEARNER:
+    command += ' "--learner=$SLURM_ARRAY_TASK_ID"'
   # Each node of a learner has an address of its own, so this runs there.
   is_one_of_many = role.resources.accelerator.hosts > 1
   run = _one_of_many(command) if is_one_of_many else f'exec {command}\n'
   on_node = shlex.quote(f'{HOST}\n{run}')
+  exports = '\n'.join(
+    f'export {name}={shlex.quote(value)}' for name, value in whole.environment
+  )
   return f"""\
 #!/bin/bash
 # {name}: written by launch.main; read by sbatch.
-{exports(whole)}
+{exports}
 
 # Ends the job, or puts it back into the queue; $1: the exit code.
 leave() {{

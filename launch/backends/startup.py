@@ -18,18 +18,21 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from launch.backends.command_lines import Addresses, shell_command
-from launch.backends.gke import CONFIG_FOLDER, SECRET_FOLDER
-from launch.backends.gke_sidecars import COPIED_EVERY_S, KEPT_BEHIND
-from launch.exit_codes import EXITS_FATAL
-from launch.job import (
-  COORDINATOR_PORT,
-  LEARNER,
-  SHARD,
-  SYNCER,
-  JobSpec,
-  Task,
+from launch.backends.base import (
+  COPIED_EVERY_S,
+  KEPT_BEHIND,
+  Addresses,
+  copies_results,
+  shell_command,
 )
+from launch.exit_policy import EXITS_FATAL
+from launch.job import (
+  CONFIG_FOLDER,
+  COORDINATOR_PORT,
+  SECRET_FOLDER,
+  JobSpec,
+)
+from launch.program import LEARNER, SYNCER, Task
 
 METADATA = 'http://metadata.google.internal/computeMetadata/v1/instance'
 SECRETS = 'https://secretmanager.googleapis.com/v1/projects'
@@ -55,6 +58,7 @@ def startup_script(
   fatal = '|'.join(map(str, EXITS_FATAL))
   is_one_of_many = role.resources.accelerator.hosts > 1
   again_s = TOGETHER_AGAIN_S if is_one_of_many else AGAIN_S
+  last_copy = '  copy\n' if copies_results(whole, role) else ''
   return f"""\
 #!/bin/bash
 # {name}, attempt {attempt}: written by launch.main.
@@ -69,7 +73,7 @@ for ((restarts = 0; ; restarts++)); do
   docker rm --force diloco >/dev/null 2>&1
   {_container(whole, role, syncer)}
   code=$?
-{_last_copy(whole, role)}\
+{last_copy}\
   case $code in
     0|{fatal}) over "$code" ;;
   esac
@@ -176,22 +180,13 @@ def _doors(role: Task) -> str:
   return 'iptables --wait --insert INPUT --protocol tcp --jump ACCEPT\n'
 
 
-def _copies(whole: JobSpec, role: Task) -> bool:
-  """Returns True if a role copies to the bucket what is in its workdir."""
-  return bool(whole.results_bucket) and role.kind != SHARD
-
-
-def _last_copy(whole: JobSpec, role: Task) -> str:
-  return '  copy\n' if _copies(whole, role) else ''
-
-
 def _copying(whole: JobSpec, role: Task) -> str:
   """Returns shell code that copies files to the bucket as they grow.
 
   A learner's new slice has an empty disk: its files come from the bucket first,
   which would keep those of its last life alone.
   """
-  if not _copies(whole, role):
+  if not copies_results(whole, role):
     return ''
   left_out = ' '.join(f"! -path './{each}*'" for each in sorted(KEPT_BEHIND))
   restored = 'until restore; do sleep 10; done\n'

@@ -9,13 +9,7 @@ import sys
 import pytest
 
 from diloco.bench import __main__ as bench_main
-from diloco.bench import (
-  machine_load,
-  measurement,
-  process_rows,
-  real_run,
-  syncer_rounds,
-)
+from diloco.bench import machine_load, measurement, process_rows, real_run, rows
 from diloco.bench.machine_load import CpuTimes, share_of_others
 from diloco.bench.measurement import (
   BenchFailed,
@@ -32,24 +26,20 @@ from launch import program
 pytestmark = pytest.mark.beside
 
 SMALLEST = BenchSettings(smallest=True)
-QUICK = ('int4', 'codecs', 'round', 'simulator', 'checkpoint')
+QUICK = ('round', 'int4', 'simulator')
 
 
-def bench(*words: str) -> subprocess.CompletedProcess:
+def bench(*words: str, module='diloco.bench') -> subprocess.CompletedProcess:
   return subprocess.run(
-    [sys.executable, '-m', 'diloco.bench', *words],
-    capture_output=True,
-    text=True,
+    [sys.executable, '-m', module, *words], capture_output=True, text=True
   )
 
 
-def test_the_command_writes_table_json_and_history(tmp_path):
-  out, history = tmp_path / 'x.json', tmp_path / 'history.jsonl'
-  page = tmp_path / 'x.md'
-  history.write_text('{}\n')
+def test_the_command_writes_table_and_json(tmp_path):
+  out, page = tmp_path / 'x.json', tmp_path / 'x.md'
   done = bench(
     '--smallest', '--repeats=2', f'--only={",".join(QUICK)}', f'--json={out}',
-    f'--history={history}', f'--markdown={page}',
+    f'--markdown={page}',
   )  # fmt: skip
   assert done.returncode == 0, done.stdout + done.stderr
   found = json.loads(out.read_text())
@@ -63,12 +53,11 @@ def test_the_command_writes_table_json_and_history(tmp_path):
   machine = found['machine']
   assert machine['cores'] > 0
   assert machine['versions']['jax']
-  assert json.loads(history.read_text().splitlines()[1]) == found
   others = machine_load.said(found['others']).split('.')[0]
   assert others in done.stdout and others in page.read_text()
-  rows = [x for x in page.read_text().splitlines() if x.startswith('|')]
-  assert len(rows) == 2 + len(found['figures'])
-  assert len({row.count('|') for row in rows}) == 1
+  lines = [x for x in page.read_text().splitlines() if x.startswith('|')]
+  assert len(lines) == 2 + len(found['figures'])
+  assert len({line.count('|') for line in lines}) == 1
 
 
 @pytest.mark.soak
@@ -88,9 +77,6 @@ def test_every_row_can_be_measured(tmp_path):
     (lambda: bench_main.chosen(True, ['int4']), 'give --all, or --only=ROW'),
     (lambda: bench_main.chosen(False, ['x']), '--only=x: must be one of '),
     (lambda: bench_main.sizes(['0']), '--millions=0: must be numbers above 0'),
-    (lambda: bench_main.crowds(['0']), '--learners=0: must be numbers above 0'),
-    (lambda: bench_main.crowds(['16', 'x']), '--learners=16,x: must be'),
-    (lambda: bench_main.crowds(['99999']), 'protocol.learners=99999: '),
     (lambda: bench_main.sizes(['1', 'x']), '--millions=1,x: must be numbers'),
     (
       lambda: bench_main.check_writable([pathlib.Path('/dev/null/x')]),
@@ -103,22 +89,21 @@ def test_a_mistake_is_named_before_anything_is_measured(check, message):
     check()
 
 
-def test_the_command_refuses_and_lists():
-  refused = bench('--only=int5')
+def test_the_command_refuses_and_its_old_name_becomes_it():
+  refused = bench('--millions=0', module='diloco.bench.long_run')
   assert refused.returncode == 78
-  assert 'error: --only=int5: must be one of ' in refused.stderr
-  listed = bench('--list')
-  assert [line.split()[0] for line in listed.stdout.splitlines()] == list(ROWS)
+  assert refused.stderr.splitlines() == [
+    'long_run is now: python -m diloco.bench --only=long --repeats=1',
+    'error: --millions=0: must be numbers above 0, such as 1,10',
+  ]
 
 
 def test_a_slow_down_raises_the_ratio(monkeypatch):
   """The codec does its work eight times: the ratio to a copy sees it."""
 
   def ratio() -> float:
-    (found,) = (
-      f for f in syncer_rounds.measure_int4(SMALLEST) if f.name == 'int4 encode'
-    )
-    return found.ratio
+    encode, *_ = rows.measure_codecs(SMALLEST, ('int4',))
+    return encode.ratio
 
   before = ratio()
   encode = block_codec.BlockCodec.encode
@@ -137,20 +122,18 @@ def test_a_row_that_fails_does_not_stop_the_others(monkeypatch):
     raise BenchFailed('no learner came')
 
   good = BenchRow('x', lambda settings: [BenchFigure('a', 1.0, 's')], 10.0)
-  rows = {'bad': BenchRow('x', fail, 20.0), 'good': good}
-  monkeypatch.setattr(bench_main, 'ROWS', rows)
+  both = {'bad': BenchRow('x', fail, 20.0), 'good': good}
+  monkeypatch.setattr(bench_main, 'ROWS', both)
   monkeypatch.setattr(
     bench_main, 'count', lambda done, of, _, share: f'{done}/{of} {share:.2f}'
   )
   said = []
-  found, failed = bench_main.measure(list(rows), SMALLEST, 1, said.append)
+  found, failed = bench_main.measure(list(both), SMALLEST, 1, said.append)
   assert said == [
     '0/2 0.00  bad, repetition 1 of 1', '1/2 0.67  good, repetition 1 of 1',
   ]  # fmt: skip
   assert failed == {'bad': 'no learner came'}
   assert [figure.row for figure in found] == ['good']
-  with pytest.raises(ConfigError, match='--only=int4: must be one of bad'):
-    bench_main.chosen(False, ['int4'])
 
 
 def test_repetitions_become_median_and_spread():
@@ -179,13 +162,6 @@ def test_what_others_used_by_hand(end, share):
   assert found == (share if share is None else pytest.approx(share))
 
 
-def test_others_are_told():
-  assert 'used 45%' in machine_load.said(0.45)
-  assert 'not those of a quiet machine' in machine_load.said(0.45)
-  assert 'quiet' not in machine_load.said(0.01)
-  assert 'is not known' in machine_load.said(None)
-
-
 def test_quantiles_by_hand():
   values = [float(i) for i in range(1, 101)]
   assert [quantile(values, q) for q in (0.0, 0.5, 0.99, 1.0)] == [
@@ -197,15 +173,13 @@ def test_processes_get_the_allocator_settings_of_the_launcher():
   assert real_run.MALLOC == program.MALLOC
 
 
-def test_crowds_have_a_configuration_that_a_syncer_accepts():
-  assert bench_main.crowds(['16', '64', '256']) == (16, 64, 256)
-
-
-def test_a_gap_counts_where_it_touches_the_span():
-  times_s = [0.0, 1.0, 3.0, 3.5, 7.0]
-  assert process_rows.longest_gap_s(times_s, 1.5, 3.2) == 2.0
-  assert process_rows.longest_gap_s(times_s, 3.2, 4.0) == 3.5
-  assert process_rows.longest_gap_s([], 1.0, 4.0) == 3.0
+def test_growth_is_the_last_third_over_the_first():
+  """120 s from 1000 on: 10 s are a warm-up, thirds have 36.7 s."""
+  points = [(1000.0 + t, 99.0 if t < 10 else float(t)) for t in range(120)]
+  found = process_rows.growth('x', 'MB', 0.5, points, 1000.0, 120.0)
+  assert found.value == 101.0 and found.ratio == 101 / 28
+  with pytest.raises(BenchFailed, match='x: too few; give more --minutes'):
+    process_rows.growth('x', 'MB', 0.5, points[:60], 1000.0, 120.0)
 
 
 def test_a_stall_raises_the_ratio_to_the_twin():
@@ -219,7 +193,3 @@ def test_a_stall_raises_the_ratio_to_the_twin():
   longest = found['x, longest step stall']
   assert (longest.value, longest.ratio) == pytest.approx((300.0, 4.0))
   assert found['x, median step stall'].ratio == pytest.approx(1.0)
-
-
-def test_the_plain_socket_carries_the_bytes_both_ways():
-  process_rows.socket_round_trip(3_000_000)

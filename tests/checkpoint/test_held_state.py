@@ -8,11 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from diloco.bench import checkpoint_stalls as saving
 from diloco.checkpoint import arrays as checkpoint_arrays
 from diloco.checkpoint import store
 from diloco.learner import restore
-from diloco.learner.held_state import StateHolder
+from tests.checkpoint import lone_learner
 
 pytestmark = pytest.mark.alone
 
@@ -22,14 +21,14 @@ SAVE_S = 60.0
 
 @pytest.fixture(scope='module')
 def run_spec():
-  return saving.run_spec_of(MILLIONS)
+  return lone_learner.run_spec_of(MILLIONS)
 
 
 @pytest.fixture
 def learner(run_spec, tmp_path):
   """Yields a train loop without a syncer that has made three steps."""
-  measured = saving.MeasuredLoop(run_spec, tmp_path)
-  measured.steps(3, 0)
+  measured = lone_learner.LoneLearner(run_spec, tmp_path)
+  measured.steps(3)
   yield measured
   measured.records.close(SAVE_S)
 
@@ -81,7 +80,7 @@ def test_a_step_beside_gives_the_same_bits_and_leaves_what_it_is_given(
   device = learner.device
   params, state = device.init(run_spec.initial_parameters())
   given = _bits((params, state))
-  batch = device.put_batch(learner._batch)
+  batch = device.put_batch(learner.batch)
   spare = device.empty_params(), device.empty_state()
   beside = device.step_beside(params, state, batch, 0.1, (0, 7), spare)
   beside_bits = _bits(beside)
@@ -101,7 +100,7 @@ def test_the_loop_copies_nothing_where_it_saves(learner, gate, monkeypatch):
   )
   held = _buffers(_theta(learner))
   learner.loop._save()
-  learner.steps(1, 0)
+  learner.steps(1)
   assert not held & _buffers(_theta(learner))  # They stay as they are.
   gate.put(None)
   assert learner.records.wait(SAVE_S)
@@ -111,7 +110,7 @@ def test_the_loop_copies_nothing_where_it_saves(learner, gate, monkeypatch):
 def test_what_is_saved_is_of_its_step_although_training_goes_on(learner, gate):
   position, expected = learner.loop._position, _bits(_theta(learner))
   learner.loop._save()
-  learner.steps(4, 0)
+  learner.steps(4)
   gate.put(None)
   assert learner.records.wait(SAVE_S)
   assert learner.records.newest_step == learner.loop._saving_step
@@ -125,38 +124,17 @@ def test_the_same_buffers_are_used_by_all_saves(learner):
   sets = [first]
   for _ in range(4):
     learner.loop._save()
-    learner.steps(1, 0)
+    learner.steps(1)
     assert learner.records.wait(SAVE_S)
     sets.append(_buffers(_theta(learner)))
-    learner.steps(2, 0)
+    learner.steps(2)
   assert not sets[0] & sets[1]
   assert sets[2:] == [sets[0], sets[1], sets[0]]
 
 
-def test_a_learner_does_not_call_a_checkpoint_saved_before_it_is(learner, gate):
-  learner.loop._save()
-  learner.steps(2, 0)
-  assert learner.loop._newest_saved() == 0
-  gate.put(None)
-  assert learner.records.wait(SAVE_S)
-  assert learner.loop._newest_saved() == learner.loop._saving_step > 0
-
-
-def test_no_save_begins_beside_another_and_none_waits(learner, gate):
-  learner.loop._save()
-  learner.steps(2, 0)
-  before = learner.loop._saving_step
-  learner.loop._save()
-  assert learner.loop._saving_step == before
-  assert 'the save before is still under way' in learner.said[0]
-  gate.put(None)
-  assert learner.records.wait(SAVE_S)
-  assert learner.loop._state.holder.ready
-
-
 def test_a_save_that_fails_says_why_and_gives_its_buffers_back(learner, gate):
   learner.loop._save()
-  learner.steps(1, 0)
+  learner.steps(1)
   gate.put(OSError('no space left'))
   assert learner.records.wait(SAVE_S)
   assert learner.records.failed == 1
@@ -194,7 +172,7 @@ def test_a_newcomer_is_given_the_state_of_its_boundary(learner):
   expected = _bits(loop._state.inner_state)
   loop._donate(None)
   loop._state_before = _buffers(loop._state.inner_state)
-  learner.steps(3, 0)
+  learner.steps(3)
   [held] = given
   assert _bits(held.inner_state) == expected
   assert _buffers(held.inner_state) == loop._state_before  # No copy.
@@ -204,59 +182,9 @@ def test_a_newcomer_is_given_the_state_of_its_boundary(learner):
   assert loop._state.holder.ready
 
 
-def test_a_save_that_is_due_waits_for_a_newcomers_donor(learner, gate):
-  loop = learner.loop
-  held = loop._state.holder.hold_state(loop._state.inner_state)
-  learner.steps(1, 0)
-  loop._save_if_due()
-  assert not learner.records.saving
-  held.release()
-  loop._save_if_due()
-  assert learner.records.saving
-  gate.put(None)
-
-
-def test_a_device_that_has_no_room_for_a_copy_lets_the_loop_copy(run_spec):
-  """The stand-in pretends to be an accelerator."""
-  copies = []
-  device = types.SimpleNamespace(
-    on_cpu=False,
-    compile_copy_all=lambda: None,
-    copy_all=lambda params, state: copies.pop(),
-  )
-  holder = StateHolder(device)
-  copies[:] = [('θ', 'moments'), None]
-  held = holder.hold('params', 'state')
-  assert (held.params, held.inner_state) == ('params', 'state')
-  assert held.release is None
-  held = holder.hold('params', 'state')
-  assert (held.params, held.inner_state) == ('θ', 'moments')
-
-
-def test_the_last_save_waits_for_the_other_hosts_first(learner, monkeypatch):
-  """A host that is still saving would not begin another."""
-  loop, order = learner.loop, []
-
-  def spied(owner, name):
-    call = getattr(owner, name)
-
-    def noted(*arguments):
-      order.append((name, arguments[0]))
-      return call(*arguments)
-
-    monkeypatch.setattr(owner, name, noted)
-
-  spied(loop._hosts, 'wait_until_saved')
-  spied(loop._records, 'save')
-  before, now = loop._saving_step, loop._step
-  assert loop._notice_s > 0
-  loop._save_last()
-  assert order == [('wait_until_saved', before), ('save', now)]
-
-
 def test_hosts_go_on_from_one_step_and_set_newer_ones_aside(run_spec, learner):
   for more in (0, 2):
-    learner.steps(more, 0)
+    learner.steps(more)
     learner.loop._save()
     assert learner.records.wait(SAVE_S)
   assert learner.records.readable() == (3, 5)

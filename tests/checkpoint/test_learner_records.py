@@ -78,23 +78,6 @@ def test_everything_comes_back_to_the_bit(learner, saved):
     np.testing.assert_array_equal(mine, theirs, strict=True)
 
 
-def test_parameters_and_moments_lie_on_the_devices_again(learner, saved):
-  found = _records(saved, []).restore(*_likes(learner))
-  for leaf in jax.tree.leaves((found.params, found.inner_state)):
-    assert isinstance(leaf, jax.Array)
-  assert isinstance(found.bases[1]['norm'], np.ndarray)
-
-
-def test_the_next_step_is_that_of_a_learner_that_did_not_stop(learner, saved):
-  found = _records(saved, []).restore(*_likes(learner))
-  update = jax.jit(inner.make_inner().update)
-  params, state, _ = learner
-  mine = update(params, state, params)
-  theirs = update(found.params, found.inner_state, found.params)
-  for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs)):
-    np.testing.assert_array_equal(a, b)
-
-
 def test_another_runs_checkpoint_is_refused_with_what_differs(learner, saved):
   with pytest.raises(BrokenRecord, match=r'data: 3d here, 2e there$'):
     _records(saved, [], data='3d').restore(*_likes(learner))
@@ -103,10 +86,6 @@ def test_another_runs_checkpoint_is_refused_with_what_differs(learner, saved):
 def test_another_learners_checkpoint_is_refused(learner, saved):
   with pytest.raises(BrokenRecord, match=r'learner: 1 here, 0 there$'):
     _records(saved, [], learner=1).restore(*_likes(learner))
-
-
-def test_a_learner_without_a_checkpoint_restores_nothing(learner, tmp_path):
-  assert _records(tmp_path, []).restore(*_likes(learner)) is None
 
 
 def test_a_longer_run_takes_them_a_shorter_one_does_not(learner, tmp_path):

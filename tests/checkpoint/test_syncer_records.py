@@ -15,19 +15,14 @@ from diloco.checkpoint.parameters import read_parameters, write_parameters
 from diloco.checkpoint.syncer_records import SyncerRecords
 from diloco.config import run_config
 from diloco.metrics.workdir import Workdir
-from diloco.protocol import messages
 from diloco.protocol.grace import Ema
-from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.members import LearnerAccount
 from diloco.protocol.syncer.state import Ledger
 from diloco.run.spec import make_run_spec
-from diloco.simulator.contents import FINGERPRINTS, RUN
 from diloco.syncer.outer_state import OuterState
 from diloco.syncer.stats import RunStats
 from diloco.syncer.storage import SyncerDisk
 from tests.in_process.lockstep import toy_config, toy_model
-from tests.protocol.stages import config_of
 
 pytestmark = pytest.mark.beside
 
@@ -89,12 +84,6 @@ def trained(run_spec):
 
 
 # The ledger -------------------------------------------------------------------
-
-
-def test_the_ledger_comes_back_as_it_was(tmp_path):
-  records = _records(tmp_path)
-  records.write_ledger(LEDGER, {'a': 1}, (5, 0xFFFFFFFF))
-  assert records.read_ledger() == (LEDGER, {'a': 1}, (5, 0xFFFFFFFF))
 
 
 def test_a_folder_without_a_close_is_a_new_run(tmp_path):
@@ -238,77 +227,11 @@ def test_rounds_that_close_meanwhile_do_not_change_what_is_saved(
     np.testing.assert_array_equal(state.theta[name], array)
 
 
-def test_where_a_restarted_syncer_comes_from_is_said(trained, tmp_path):
-  said = []
-  records = _records(tmp_path, said)
-  assert records.save(3, _states(trained), None)
-  records.restore(_states(trained))
-  records.close(SAVE_S)
-  assert said == [f'fragments of versions (2, 1) from {tmp_path}/states/3']
-
-
-def test_a_folder_without_states_restores_nothing(trained, tmp_path):
-  assert _records(tmp_path).restore(_states(trained)) is None
-
-
-def test_a_save_is_due_every_so_many_rounds(tmp_path):
-  records = _records(tmp_path, every_rounds=3)
-  assert [r for r in range(1, 10) if records.due(r)] == [3, 6, 9]
-
-
-# The machine ------------------------------------------------------------------
-
-
-def _resumed():
-  """Returns the machine of a process whose checkpoint matches the ledger."""
-  config = config_of({})
-  return Syncer.resume(config, RUN, FINGERPRINTS, LEDGER, (1, 0), CRCS)
-
-
-def _hello(incarnation, versions):
-  return syncer_events.Heard(
-    0,
-    incarnation,
-    messages.Hello(
-      messages.PROTOCOL_VERSION,
-      RUN,
-      0,
-      incarnation,
-      FINGERPRINTS,
-      versions,
-      CRCS,
-      began=True,
-      addresses=('address',),
-    ),
-  )
-
-
-def test_a_resumed_machine_knows_what_was_merged():
-  """Steps that are offered again to the restarted syncer are void."""
-  machine = _resumed()
-  machine.handle(_hello(6, (1, 0)), 1.0)
-  machine.handle(syncer_events.Heard(0, 6, messages.Ready(0, 'the test')), 1.0)
-  offer = messages.Offer(3, 0, 0, 4, 400, 8, messages.Payload(1, 'int4', 1, 0))
-  [effect] = machine.handle(syncer_events.Heard(0, 6, offer), 1.0)
-  assert effect.message == messages.Retired((1,), pulled=False)
-
-
-def test_a_resumed_machine_refuses_the_incarnations_of_before():
-  machine = _resumed()
-  effects = machine.handle(_hello(5, (1, 0)), 1.0)
-  assert 'not newer than 5' in effects[0].reason
-
-
 def test_parameters_come_back_as_they_were(tmp_path):
   params = {'a/b': np.arange(6, dtype=np.float32).reshape(2, 3)}
   write_parameters(tmp_path / 'parameters', params)
   found = read_parameters(tmp_path / 'parameters')
   np.testing.assert_array_equal(found['a/b'], params['a/b'])
-
-
-def test_missing_parameters_are_named(tmp_path):
-  with pytest.raises(FileNotFoundError, match='nothing-here'):
-    read_parameters(tmp_path / 'nothing-here')
 
 
 def test_the_last_close_is_saved_after_the_save_in_progress(

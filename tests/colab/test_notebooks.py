@@ -7,8 +7,6 @@ executes them with the settings that they have, and stores the outputs.
 """
 
 import importlib.util
-import io
-import json
 import os
 import pathlib
 import re
@@ -23,10 +21,6 @@ FOLDER = pathlib.Path(__file__).parents[2] / 'colab'
 SETTINGS = 'parameters'
 SECONDS_MAX = 240  # Of one cell, on a busy machine.
 STORED_BYTES_MAX = 1_000_000  # Of a notebook with its outputs.
-BADGE = (
-  '[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]'
-)
-
 SMALL = {
   'protocol_by_hand': {'UNTIL_S': '20'},
   'four_learners': {
@@ -158,19 +152,6 @@ def test_outputs_are_stored(name):
   assert not re.search(r'/(?:home|work|tmp|root)/', path.read_text())
 
 
-def test_the_stored_story_is_that_of_a_gain_and_its_price():
-  """Decoupled DiLoCo gains where machines die, and costs where they don't."""
-  printed = [
-    dict(re.findall(r'^(\S.*?)  .* loss ([\d.]+)$', o.text, re.MULTILINE))
-    for o in _outputs(_read('four_learners'))
-    if 'goodput' in o.get('text', '')
-  ]
-  uneven, calm = ({k: float(v) for k, v in each.items()} for each in printed)
-  ours = 'Decoupled DiLoCo'
-  assert min(uneven, key=uneven.get) == ours and len(uneven) == 3
-  assert calm[ours] > calm['data-parallel']
-
-
 # The first cell ---------------------------------------------------------------
 
 
@@ -230,33 +211,6 @@ def test_first_cell_says_in_one_line_what_to_set(
   assert stopped.value._render_traceback_() == [str(stopped.value)]
 
 
-@pytest.mark.parametrize(
-  'path, address',
-  [
-    (
-      'fileId=https%3A//github.com/some/where/blob/main/colab/x.ipynb',
-      'https://github.com/some/where',
-    ),
-    ('fileId=1aB_drive', ''),
-  ],
-)
-def test_first_cell_finds_from_where_colab_opened_it(
-  path, address, defined, monkeypatch
-):
-  asked = []
-
-  def sessions(url, timeout):
-    del timeout
-    asked.append(url)
-    return io.BytesIO(json.dumps([{'name': 'x.ipynb', 'path': path}]).encode())
-
-  monkeypatch.setattr(defined.urllib.request, 'urlopen', sessions)
-  monkeypatch.setenv('COLAB_JUPYTER_IP', '172.28.0.12')
-  monkeypatch.setenv('KMP_TARGET_PORT', '9000')
-  assert defined.opened_from() == address
-  assert asked == ['http://172.28.0.12:9000/api/sessions']
-
-
 def test_first_cell_asks_for_nothing_that_it_does_not_install(
   defined, monkeypatch
 ):
@@ -265,19 +219,3 @@ def test_first_cell_asks_for_nothing_that_it_does_not_install(
   asked = {each.partition('>')[0] for each in defined.lacking(FOLDER.parent)}
   assert {'etils', 'jax', 'matplotlib', 'tensorboardX'} <= asked
   assert not asked & {'pyarrow', 'safetensors', 'tensorflow-datasets'}
-
-
-@pytest.mark.parametrize('name', NAMES)
-def test_notebook_has_a_badge(name):
-  """It leads to the notebook once the repository's address is known."""
-  address = re.search(r"^REPOSITORY = '(.*)'", _first(name), re.M)[1]
-  github = 'https://colab.research.google.com/github'
-  if address:
-    owner_and_name = address.removesuffix('.git').partition('github.com/')[2]
-    github += f'/{owner_and_name}/blob/main/colab/{name}.ipynb'
-  assert _read(name).cells[0].source.startswith(f'{BADGE}({github})')
-
-
-@pytest.mark.parametrize('name', NAMES)
-def test_notebook_stands_in_the_table(name):
-  assert f'({name}.ipynb)' in (FOLDER / 'README.md').read_text()

@@ -127,7 +127,7 @@ def test_an_int_is_a_float():
     ({'inner__warmup_steps': 500}, 'less than protocol.total_steps=500'),
     ({'inner__warmup_steps': 450, 'inner__schedule': 'wsd'}, 'end before'),
     ({'inner__b1': 1.0}, 'must be in [0, 1)'),
-    ({'inner__lr': float('inf')}, 'lr=inf: must be a finite number'),
+    ({'inner__lr': float('inf')}, 'lr=inf: must be finite and above 0'),
     ({'data__shards': 1}, 'at least protocol.learners=2'),
     ({'data__source': 'text'}, 'needs the path'),
     ({'data__path': 'x.txt'}, "read only with data.source='text'"),

@@ -3,7 +3,6 @@
 
 import collections
 import contextlib
-import itertools
 import os
 import resource
 import sys
@@ -134,18 +133,6 @@ def test_shards_share_no_window_and_leave_out_few(load, name):
 
 
 @pytest.mark.parametrize('name', FORMATS)
-def test_learners_never_see_the_same(load, name):
-  corpus = load(name)
-  seen = [set(_rows(_dataset(corpus, shard), 60)) for shard in range(SHARDS)]
-  twice = {
-    row
-    for row, n in collections.Counter(_windows(corpus.train)).items()
-    if n > 1
-  }
-  assert not (seen[0] & seen[1]) - twice
-
-
-@pytest.mark.parametrize('name', FORMATS)
 @pytest.mark.parametrize('start', [0, 1, 57, 400])
 def test_a_position_is_the_whole_state(load, name, start):
   """A process that begins at a position reads what the first would have."""
@@ -156,16 +143,6 @@ def test_a_position_is_the_whole_state(load, name, start):
     with contextlib.closing(batches):
       for tokens, batch in zip(expected, batches):
         np.testing.assert_array_equal(batch['tokens'], tokens)
-
-
-@pytest.mark.parametrize('name', FORMATS)
-def test_the_order_is_of_the_seed_and_of_the_shard(load, name):
-  corpus = load(name)
-  orders = [
-    tuple(_rows(_dataset(corpus, shard, seed=seed), 4))
-    for shard, seed in itertools.product((0, 1), (0, 1))
-  ]
-  assert len(set(orders)) == 4
 
 
 def test_of_a_mix_rows_come_by_weight(load):
@@ -251,16 +228,6 @@ def test_documents_of_another_path_can_be_held_out(load, sources):
     documents = [t.encode() for file in files for t in file]
     expected = np.concatenate(BYTES.encode(documents))
     np.testing.assert_array_equal(part[: len(part)], expected)
-
-
-def test_a_split_of_tfds_may_be_a_part(load, sources):
-  [source], _ = sources['tfds']
-  sources['half'] = (
-    [MixtureSource('tfds', f'{source.path}#train[:50%]', 'text')],
-    BYTES,
-  )
-  whole, half = (len(load(name).train) for name in ('tfds', 'half'))
-  assert half == pytest.approx(whole / 2, rel=0.1)
 
 
 def test_the_last_documents_of_a_file_are_held_out():

@@ -35,11 +35,6 @@ def test_draws_equal_plain_integer_arithmetic():
   assert corpus.draws(5, 1, 3).tolist() == expected
 
 
-def test_entropy_rate_is_that_of_the_chances():
-  assert sum(corpus.CHANCES) == 16
-  assert math.isclose(corpus.ENTROPY_RATE, 1.875 * math.log(2))
-
-
 @pytest.mark.parametrize('seed', [0, 1, 4294967295])
 def test_text_is_as_random_as_the_floor_says(seed):
   # A plug-in estimate on trigrams; 256 contexts × 5 are well known by 400 kB.
@@ -66,31 +61,3 @@ def test_held_out_text_speaks_the_same_language():
     hashlib.sha256(made.heldout).digest()
     != hashlib.sha256(made.train[: len(made.heldout)]).digest()
   )
-
-
-def test_seeds_are_languages():
-  first, again, other = (
-    corpus.grammar_corpus(seed, 5000).fingerprint for seed in (1, 1, 2)
-  )
-  assert first == again != other
-
-
-def test_longer_text_goes_on_where_the_shorter_ends():
-  short = corpus.grammar_corpus(1, 3000).train
-  long = corpus.grammar_corpus(1, 5000).train
-  np.testing.assert_array_equal(long[:3000], short)
-
-
-@pytest.mark.parametrize(
-  ('change', 'text'),
-  [
-    ({'seed': -1}, 'seed=-1, must be from 0'),
-    ({'nbytes': 1}, 'nbytes=1, must be at least 2'),
-    ({'order': 0}, 'order=0, must be from 1 to 4'),
-    ({'symbols': 4}, 'symbols=4, must be from 5 to 52'),
-    ({'symbols': 50, 'order': 4}, '6250000 contexts, the limit is 1048576'),
-  ],
-)
-def test_a_wrong_argument_is_refused(change, text):
-  with pytest.raises(ValueError, match=text):
-    corpus.grammar_corpus(**{'seed': 0, 'nbytes': 100, **change})

@@ -60,13 +60,6 @@ def test_a_name_that_looks_like_a_pattern(tmp_path):
   assert _names(paths.find(f'{tmp_path}/a[1].x', ())) == ['a[1].x']
 
 
-def test_relative_paths_and_homes(folder, monkeypatch):
-  monkeypatch.chdir(folder)
-  assert paths.find('a.x', ()) == [str(folder / 'a.x')]
-  monkeypatch.setenv('HOME', str(folder))
-  assert paths.find('~/a.x', ()) == [str(folder / 'a.x')]
-
-
 def test_a_stamp_changes_with_the_file(folder, is_url):
   before = paths.stamp(f'{folder}/a.x')
   assert paths.stamp(f'{folder}/a.x') == before

@@ -6,8 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from diloco.data import documents
-from diloco.data.array_records import array_record_files
+from diloco.data import array_records, documents
 from diloco.data.documents import load_or_build
 from diloco.data.records_folder import write_records
 from diloco.data.tokenizers import BYTES, make_tokenizer
@@ -24,7 +23,7 @@ def folder(tmp_path):
 def _load(folder, tmp_path, tokenizer=BYTES):
   """The indices, and what was built for them."""
   said = []
-  files = array_record_files(str(folder), '')
+  files = array_records.open_files(str(folder), '')
   indices = load_or_build(files, tokenizer, str(tmp_path / 'i'), said.append)
   return indices, [line.rpartition('/')[2] for line in said]
 
@@ -56,14 +55,6 @@ def test_a_file_that_changed_is_indexed_again(folder, tmp_path):
   assert again[1].digest != first[1].digest
 
 
-def test_another_tokenizer_has_an_index_of_its_own(folder, tmp_path):
-  name = made_files.tiktoken_file(tmp_path / 'ranks', TEXTS)
-  _load(folder, tmp_path)
-  _, built = _load(folder, tmp_path, make_tokenizer(name))
-  assert len(built) == 2
-  assert _load(folder, tmp_path)[1] == []
-
-
 def test_what_a_dead_process_left_is_no_index(folder, tmp_path):
   """The file of the meaning comes last; whatever is there without it."""
   _load(folder, tmp_path)
@@ -75,7 +66,7 @@ def test_what_a_dead_process_left_is_no_index(folder, tmp_path):
 
 def test_who_comes_second_waits_for_the_first(folder, tmp_path):
   """A file that another process is indexing is left for last."""
-  files = array_record_files(str(folder), '')
+  files = array_records.open_files(str(folder), '')
   root = tmp_path / 'i'
   root.mkdir()
   place = documents._place(files[0], BYTES, root)

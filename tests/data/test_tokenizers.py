@@ -79,13 +79,6 @@ def test_the_end_is_but_text_in_a_text(names, kind):
   assert tokenizer.decode(tokens) == b'a <|endoftext|> b'
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_learnt_tokens_are_fewer_than_bytes(names, kind):
-  text = ' '.join(TEXTS).encode()
-  [tokens] = make_tokenizer(names[kind]).encode([text])
-  assert len(tokens) < 0.95 * len(text)
-
-
 def test_fingerprints_are_of_contents_not_of_places(names, tmp_path):
   prints = {make_tokenizer(name).fingerprint for name in names.values()}
   assert len(prints) == len(names)
@@ -144,9 +137,3 @@ def test_a_missing_package_is_named_with_its_extra(names, kind, monkeypatch):
   monkeypatch.setitem(sys.modules, kind, None)
   with pytest.raises(ValueError, match=rf"{kind}.*install 'diloco\[data\]'"):
     make_tokenizer(names[kind])
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_a_text_that_is_no_unicode(names, kind):
-  with pytest.raises(UnicodeDecodeError):
-    make_tokenizer(names[kind]).encode([b'\xff'])

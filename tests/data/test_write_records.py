@@ -9,8 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from diloco.data import records_folder
-from diloco.data.array_records import array_record_files
+from diloco.data import array_records, records_folder
 from diloco.data.paths import read_documents
 from diloco.data.records_folder import read_contents, write_records
 from diloco.data.tokenizers import BYTES, make_tokenizer
@@ -33,7 +32,7 @@ def _run(*arguments):
 def _documents(folder):
   return [
     (file.dtype, file.read(0, file.count))
-    for file in array_record_files(str(folder), 'text')
+    for file in array_records.open_files(str(folder), 'text')
   ]
 
 

@@ -30,7 +30,7 @@ from diloco.syncer.shard_server import ShardServer
 from diloco.transport.auth import OPEN
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
-from tests.transport.faulty import Faults, faulty
+from tests.transport.faulty import Faults, FaultyPlane
 from tests.waiting import until
 
 LEARNERS = 2
@@ -190,7 +190,7 @@ class Run:
 
   def plane(self, seed: int):
     """Makes one more plane on the run's network."""
-    plane = faulty(
+    plane = FaultyPlane(
       MemoryPlane(self._network), self._faults, random.Random(seed)
     )
     self._planes.append(plane)

@@ -112,9 +112,7 @@ def _streaming(lock, steps, overlap):
   return theta, local
 
 
-@pytest.mark.parametrize(
-  'fragments,overlap', [(1, 0), (2, 0), (2, 1), (4, 1), (4, 2), (4, 3)]
-)
+@pytest.mark.parametrize('fragments,overlap', [(1, 0), (2, 0), (2, 1), (4, 3)])
 def test_all_learners_in_step_are_synchronous_or_streaming_diloco(
   fragments, overlap
 ):
@@ -136,7 +134,7 @@ def test_all_learners_in_step_are_synchronous_or_streaming_diloco(
     _assert_same(learner.params, local[m])
 
 
-@pytest.mark.parametrize('codec', ['int4', 'int2', 'bf16', 'f32'])
+@pytest.mark.parametrize('codec', ['int4', 'bf16'])
 def test_learners_and_syncer_hold_the_same_bytes_of_every_version(codec):
   config = toy_config(
     learners=2,

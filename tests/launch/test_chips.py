@@ -15,8 +15,16 @@ from diloco.config.hardware import V5E, V6E
 from diloco.config.sections import ConfigError
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
-from launch.chips.deal import chips_of, dealt, to_be_dealt
-from launch.chips.found import CUDA, ROCM, TPU, LocalDevices, local_devices
+from launch.chips import (
+  CUDA,
+  ROCM,
+  TPU,
+  LocalDevices,
+  chips_of,
+  dealt,
+  local_devices,
+  to_be_dealt,
+)
 from launch.program import Processes, program
 from launch.supervisor import Supervisor
 from tests.backends.launch_values import a_config
@@ -321,7 +329,7 @@ def test_a_newcomer_has_no_chips(tmp_path):
   )
   said = ended.communicate(timeout=DEADLINE_S)[1]
   assert ended.returncode == 78
-  assert '--learner=2: accelerators are dealt to learners of the conf' in said
+  assert '--learner=2: all accelerators are dealt to learners of the' in said
 
 
 @pytest.mark.skipif(not pathlib.Path('/proc').exists(), reason='reads /proc')

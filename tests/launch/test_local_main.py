@@ -173,17 +173,16 @@ def test_the_program_of_a_run():
   assert [role.name for role in parts.roles] == [
     'syncer', 'learner-0', 'learner-1', 'learner-2', 'evaluator',
   ]  # fmt: skip
-  common = ('--config=x.py', '--workdir=w')
+  common = ('--config=x.py', '--workdir=w', '--token_file=t')
   assert parts.roles[0].argv == (
     sys.executable, '-m', 'diloco.syncer', *common, '--bind=localhost:7',
-    '--token_file=t',
   )  # fmt: skip
   assert parts.roles[2].argv == (
     sys.executable, '-m', 'diloco.learner', *common, '--learner=1',
-    '--syncer=localhost:7', '--token_file=t',
+    '--syncer=localhost:7',
   )  # fmt: skip
   assert parts.evaluate.argv == (
-    sys.executable, '-m', 'diloco.evaluate', *common,
+    sys.executable, '-m', 'diloco.evaluate', *common[:2],
   )  # fmt: skip
   assert [role.name for role in parts.roles if role.ends_run] == ['syncer']
   assert [role.name for role in parts.roles if role.optional] == ['evaluator']

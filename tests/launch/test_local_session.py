@@ -17,7 +17,7 @@ from diloco.config.sections import ConfigError
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
 from experiments import tests_tiny
-from launch.backends.newcomers import Request, ask
+from launch.newcomers import Request, ask
 from tests.waiting import until
 
 pytestmark = pytest.mark.beside

@@ -118,6 +118,12 @@ def test_an_unknown_command_names_the_nearest(tmp_path):
   )
 
 
+def test_a_command_that_was_removed_says_so(tmp_path):
+  done = call(tmp_path, 'netbench', '--study=sites')
+  assert done.returncode == 78
+  assert done.stderr.startswith('error: netbench: was removed after 0.1.0')
+
+
 def test_an_installation_has_launch_in_the_package(tmp_path, monkeypatch):
   assert commands.module_of('train') == 'launch.train'
   (tmp_path / 'launch').mkdir()

@@ -9,11 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from diloco.models import api
-from diloco.models import layers as models_layers
-from diloco.models.decoder import Decoder, make_decoder
+from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import REMATS, DecoderConfig
 
 CONFIG = DecoderConfig(
@@ -50,13 +48,6 @@ def _loss_and_gradients(config):
   gradient = _jit(jax.value_and_grad(model.loss, has_aux=True))
   (loss, _), gradients = gradient(params, batch, jax.random.key(0))
   return loss, api.flatten(gradients)
-
-
-def _decoder(config, seed=0):
-  key = jax.random.key(seed)
-  structure = nnx.graphdef(nnx.eval_shape(lambda: Decoder(config, key)))
-  arrays = _jit(lambda key: nnx.state(Decoder(config, key)))(key)
-  return nnx.merge(structure, arrays)
 
 
 # An independent forward pass: one row, f64, loops over positions and heads.
@@ -113,8 +104,9 @@ def _numpy_logits(params, tokens, config):
   return x @ params['head'].T
 
 
-@pytest.mark.parametrize('tied', [False, True])
-@pytest.mark.parametrize('kv_heads', [1, 2, 4])
+@pytest.mark.parametrize(
+  ('kv_heads', 'tied'), [(1, False), (2, True), (4, False)]
+)
 def test_logits_and_loss_equal_a_numpy_implementation(kv_heads, tied):
   config = dataclasses.replace(CONFIG, kv_heads=kv_heads, tied=tied)
   model = make_decoder(config)
@@ -137,55 +129,6 @@ def test_logits_and_loss_equal_a_numpy_implementation(kv_heads, tied):
     hits.append(logits.argmax(axis=-1) == row[1:])
   np.testing.assert_allclose(loss, np.mean(losses), rtol=2e-6)
   np.testing.assert_allclose(metrics['accuracy'], np.mean(hits), rtol=1e-6)
-
-
-def test_rope_scores_depend_on_the_distance_alone():
-  angles = models_layers.rope_angles(32, 8, 10_000.0)
-  query, key = jax.random.normal(jax.random.key(0), (2, 8))
-  everywhere = lambda x: jnp.broadcast_to(x, (1, 32, 1, 8))  # noqa: E731
-  queries = models_layers.rope(everywhere(query), angles)[0, :, 0]
-  keys = models_layers.rope(everywhere(key), angles)[0, :, 0]
-  scores = np.asarray(queries @ keys.T)
-  for distance in range(-31, 32):
-    diagonal = np.diagonal(scores, distance)
-    np.testing.assert_allclose(diagonal, diagonal[0], atol=2e-5)
-  assert np.ptp(scores[0]) > 0.1, 'RoPE turned nothing'
-
-
-def test_rope_keeps_lengths_and_the_first_position():
-  x = jax.random.normal(jax.random.key(0), (1, 9, 2, 6))
-  turned = models_layers.rope(x, models_layers.rope_angles(9, 6, 100.0))
-  np.testing.assert_allclose(
-    jnp.linalg.norm(turned, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=1e-5
-  )
-  np.testing.assert_array_equal(turned[:, 0], x[:, 0])
-
-
-def test_a_later_token_changes_no_earlier_logit():
-  decoder = _decoder(CONFIG)
-  tokens = _tokens(CONFIG, rows=1)
-  logits = decoder(tokens)
-  for position in (1, 6, 12):
-    other = tokens.at[0, position].set((tokens[0, position] + 1) % 19)
-    changed = decoder(other)
-    np.testing.assert_array_equal(changed[:, :position], logits[:, :position])
-    assert not np.allclose(changed[:, position], logits[:, position])
-
-
-def test_scan_equals_a_loop_over_the_layers():
-  decoder = _decoder(CONFIG)
-  tokens = _tokens(CONFIG)
-  length = tokens.shape[1]
-  angles = models_layers.rope_angles(length, CONFIG.head_dim, CONFIG.rope_theta)
-  x = decoder.embedding[...][tokens] * math.sqrt(CONFIG.d_model)
-  structure, stacked = nnx.split(decoder.layers)
-  for number in range(CONFIG.layers):
-    layer = jax.tree.map(lambda leaf: leaf[number], stacked)  # noqa: B023
-    x, _ = nnx.merge(structure, layer)(x, angles)
-  x = models_layers.rms_norm(x, decoder.norm[...])
-  np.testing.assert_allclose(
-    decoder(tokens), x @ decoder.head[...].T, rtol=1e-5, atol=1e-6
-  )
 
 
 @pytest.mark.parametrize('remat', [name for name in REMATS if name != 'none'])
@@ -213,8 +156,7 @@ def test_bfloat16_is_close_to_float32():
     assert 0 < error < 0.05, f'{path}: {error=}'
 
 
-@pytest.mark.parametrize('tied', [False, True])
-@pytest.mark.parametrize('kv_heads', [1, 4])
+@pytest.mark.parametrize(('kv_heads', 'tied'), [(1, False), (4, True)])
 def test_tables_and_count_fit_the_parameters(kv_heads, tied):
   config = dataclasses.replace(CONFIG, kv_heads=kv_heads, tied=tied)
   model = make_decoder(config)
@@ -229,26 +171,6 @@ def test_tables_and_count_fit_the_parameters(kv_heads, tied):
   assert {leaf.dtype for leaf in shapes.values()} == {jnp.dtype('float32')}
 
 
-def test_roles_say_what_axis_0_counts():
-  model = make_decoder(CONFIG)
-  shapes = api.check_model(model)
-  first = {'stacked': CONFIG.layers, 'embedding': CONFIG.vocab, 'plain': 16}
-  assert {model.roles[path] for path in shapes} == set(first)
-  for path, shape in shapes.items():
-    assert shape.shape[0] == first[model.roles[path]], path
-
-
-def test_params_are_plain_dicts_of_arrays():
-  params = _jit(make_decoder(CONFIG).init)(jax.random.key(0))
-  containers = [params]
-  while containers:
-    for value in containers.pop().values():
-      if type(value) is dict:
-        containers.append(value)
-      else:
-        assert isinstance(value, jax.Array), type(value)
-
-
 @pytest.mark.parametrize('tied', [False, True])
 def test_first_loss_is_that_of_guessing(tied):
   config = DecoderConfig(256, 4, 64, 4, 2, 16, 128, tied=tied)
@@ -257,26 +179,6 @@ def test_first_loss_is_that_of_guessing(tied):
   batch = {'tokens': _tokens(config, rows=4, length=64)}
   loss, _ = _jit(model.loss)(params, batch, jax.random.key(0))
   assert abs(loss - math.log(256)) < 0.05
-
-
-def test_init_keeps_the_residual_stream_small_at_any_depth():
-  # Residual branches are scaled so that depth adds one unit of variance.
-  apply = _jit(
-    lambda structure, layer, x, angles: nnx.merge(structure, layer)(x, angles),
-    static_argnums=0,
-  )
-  spread = []
-  for layers in (2, 16):
-    config = dataclasses.replace(CONFIG, layers=layers, d_model=64, head_dim=16)
-    decoder = _decoder(config)
-    angles = models_layers.rope_angles(13, 16, config.rope_theta)
-    x = decoder.embedding[...][_tokens(config)] * 8.0
-    structure, stacked = nnx.split(decoder.layers)
-    for number in range(layers):
-      layer = jax.tree.map(lambda leaf: leaf[number], stacked)  # noqa: B023
-      x, _ = apply(structure, layer, x, angles)
-    spread.append(float(jnp.std(x)))
-  assert all(0.9 < value < 1.6 for value in spread), spread
 
 
 def test_init_is_a_function_of_the_key():

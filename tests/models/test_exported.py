@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from diloco.models import api, hf_export, layers
+from diloco.models import api, hf_export
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
 
@@ -169,41 +169,6 @@ def test_round_trip_changes_no_bit(config):
     assert back[path].dtype == x.dtype, path
 
 
-@of_each
-def test_shapes_are_those_of_the_tensors(config):
-  tensors = hf_export.to_exported(_params(config), config)
-  shapes = {name: x.shape for name, x in tensors.items()}
-  assert shapes == hf_export.exported_shapes(config)
-  assert shapes['model.layers.2.self_attn.k_proj.weight'] == (2 * 6, 16)
-  assert ('lm_head.weight' in shapes) != config.tied
-
-
-def test_tensors_of_a_mixture_are_those_of_granitemoe():
-  shapes = hf_export.exported_shapes(MIXTURE)
-  found = {
-    name.removeprefix('model.layers.1.block_sparse_moe.'): shape
-    for name, shape in shapes.items()
-    if name.startswith('model.layers.1.block_sparse_moe.')
-  }
-  assert found == {
-    'router.layer.weight': (5, 16),
-    'input_linear.weight': (5, 2 * 24, 16),
-    'output_linear.weight': (5, 16, 24),
-  }
-  assert not any('.mlp.' in name for name in shapes)
-  settings = hf_export.exported_config(MIXTURE, LENGTH, 0, '')
-  assert settings['architectures'] == ['GraniteMoeForCausalLM']
-  assert settings['num_local_experts'] == 5
-  assert settings['num_experts_per_tok'] == 2
-  assert any('No expert has a capacity' in note for note in settings['notes'])
-
-
-@of_each
-def test_every_parameter_is_exported_once(config):
-  tensors = hf_export.to_exported(_params(config), config)
-  assert sum(x.size for x in tensors.values()) == config.parameters
-
-
 def test_another_models_tensors_are_refused():
   tensors = hf_export.to_exported(_params(CONFIG), CONFIG)
   wider = dataclasses.replace(CONFIG, d_ff=32)
@@ -212,20 +177,6 @@ def test_another_models_tensors_are_refused():
   del tensors['lm_head.weight']
   with pytest.raises(ValueError, match=r'lm_head.weight: None'):
     hf_export.from_exported(tensors, CONFIG)
-
-
-def test_epsilon_is_that_of_the_decoder():
-  assert hf_export.NORM_EPSILON == layers.NORM_EPSILON
-
-
-def test_notes_say_what_a_reader_must_know():
-  config = dataclasses.replace(CONFIG, dtype='bfloat16')
-  settings = hf_export.exported_config(config, LENGTH, 7, 'Of bytes.')
-  assert settings['eos_token_id'] == 7
-  notes = ' '.join(settings['notes'])
-  for text in ('Of bytes.', 'embedding_multiplier', '12 tokens', 'bfloat16'):
-    assert text in notes
-  assert 'head_dim is not hidden_size / num_attention_heads' in notes
 
 
 def test_routers_with_a_bias_are_refused():

@@ -3,7 +3,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from diloco.models import api
@@ -36,15 +35,6 @@ def test_a_model_without_flax_is_a_model():
     'table': (5, 3),
     'top/bias': (5,),
   }
-
-
-def test_flatten_and_back():
-  params = _init(jax.random.key(0))
-  flat = api.flatten(params)
-  assert list(flat) == ['table', 'top/bias']
-  back = api.unflatten(flat)
-  assert jax.tree.structure(back) == jax.tree.structure(params)
-  jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
 def test_every_fault_of_the_tables_is_named():

@@ -64,25 +64,6 @@ def test_the_bias_has_the_sign_of_the_load_as_gradient_and_no_value():
   np.testing.assert_array_equal(gradient, [0.25, -0.25, 0.0])
 
 
-def test_the_auxiliary_losses_are_weighted_and_their_metrics_are_not():
-  told = {
-    'aux': jnp.array([2.0, 4.0]),
-    'z': jnp.array([1.0, 3.0]),
-    'nudge': jnp.zeros(2),
-    'entropy': jnp.array([0.5, 1.0]),
-    'load_max': jnp.array([0.3, 0.6]),
-  }
-  config = ExpertsConfig(4, 1, aux_weight=0.01, z_weight=0.5)
-  total, metrics = routing.auxiliary(told, config)
-  assert total == pytest.approx(0.01 * 3 + 0.5 * 2)
-  assert {name: pytest.approx(float(x)) for name, x in metrics.items()} == {
-    'aux_loss': 3.0,
-    'z_loss': 2.0,
-    'expert_entropy': 0.75,
-    'expert_load_max': 0.6,
-  }
-
-
 def test_the_bias_evens_out_a_skewed_load():
   """Tokens that nearly all want expert 0; only the bias moves."""
   logits = jax.random.normal(jax.random.key(0), (4, 64, 8))

@@ -36,15 +36,6 @@ def test_formulas():
   assert_equal(blend.overwrite(THETA, GLOBAL), GLOBAL)
 
 
-def test_mix_has_overwrite_and_nothing_at_its_ends():
-  assert_equal(blend.mix(THETA, GLOBAL, 0.0), GLOBAL)
-  assert_equal(blend.mix(THETA, GLOBAL, 1.0), THETA)
-
-
-def test_carry_is_overwrite_where_no_step_was_made():
-  assert_equal(blend.carry(THETA, GLOBAL, THETA), GLOBAL)
-
-
 @pytest.mark.parametrize('name', blend.RULES)
 def test_rules_by_name_are_jittable_donatable_and_keep_the_dtype(name):
   rule = jax.jit(blend.make_blend(name), donate_argnums=0)

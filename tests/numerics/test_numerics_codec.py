@@ -191,16 +191,11 @@ def test_every_value_survives(name):
     assert changed.tolist() == ([i] if before[i] else []), i
 
 
-def test_int4_takes_at_most_0_54_bytes_per_value():
-  for scale in ('bf16', 'f32'):
-    assert codec.make_codec('int4', 128, scale).nbytes(1 << 20) <= 0.54 * 2**20
-
-
 @pytest.mark.parametrize('scale', ['bf16', 'f32'])
 @pytest.mark.parametrize('name', SIGNED)
 def test_error_is_at_most_half_a_step_of_the_block(name, scale):
   chosen = make(name, 64, scale)
-  for seed, x in awkward_vectors(1000):
+  for seed, x in awkward_vectors(200):
     decoded = chosen.decode(chosen.encode(x), x.size)
     steps = scales_of(chosen, x)
     # The quotient x / step was rounded to f32, and so was the product. Blocks
@@ -215,7 +210,7 @@ def test_error_is_at_most_half_a_step_of_the_block(name, scale):
 @pytest.mark.parametrize('name', ['int1', 'int2'])
 def test_error_is_never_larger_than_the_vector(name):
   chosen = make(name, 64)
-  for seed, x in awkward_vectors(1000):
+  for seed, x in awkward_vectors(200):
     decoded = chosen.decode(chosen.encode(x), x.size).astype(np.float64)
     error = np.linalg.norm(decoded - x)
     assert error <= np.linalg.norm(x.astype(np.float64)) * (1 + 1e-5), (
@@ -226,7 +221,7 @@ def test_error_is_never_larger_than_the_vector(name):
 @pytest.mark.parametrize('name', NAMES)
 def test_finite_values_decode_to_finite_values(name):
   chosen = make(name, 8)
-  for seed, x in awkward_vectors(600):
+  for seed, x in awkward_vectors(200):
     assert np.isfinite(chosen.decode(chosen.encode(x), x.size)).all(), (
       f'{seed=}'
     )
@@ -256,15 +251,6 @@ def test_zero_blocks_are_exactly_zero(name):
   decoded = chosen.decode(chosen.encode(x), 21)
   assert not decoded[:8].any() and not decoded[16:].any()
   assert decoded[8:16].any()
-
-
-@pytest.mark.parametrize('name', BLOCK_CODECS)
-def test_finer_blocks_have_smaller_error_on_a_gaussian(name):
-  x, errors = gaussian(1 << 17, seed=3), []
-  for block in (16, 64, 256, 1024):
-    chosen = make(name, block, 'f32')
-    errors.append(np.linalg.norm(chosen.decode(chosen.encode(x), x.size) - x))
-  assert errors == sorted(errors), errors
 
 
 def test_more_bits_have_smaller_error_on_a_gaussian():

@@ -60,18 +60,6 @@ def test_rules_are_their_formulas(count):
   )
 
 
-def test_worked_example():
-  # v_0 = (3, 4), ‖v_0‖ = 5, w_0 = 1;  v_1 = (-8, 6), ‖v_1‖ = 10, w_1 = 1.
-  # Mean: (-2.5, 5), of norm 5.59. RDA: radius (5 + 10) / 2 = 7.5; directions
-  # (.6, .8) and (-.8, .6) have the mean (-.1, .7), of norm √.5, so Δ is
-  # 7.5 / √.5 · (-.1, .7) = (-1.0607, 7.4246), of norm 7.5.
-  vs = [np.array([3, 4], np.float32), np.array([-8, 6], np.float32)]
-  np.testing.assert_allclose(merge.weighted_mean(vs, [1, 1]), [-2.5, 5])
-  np.testing.assert_allclose(
-    merge.rda(vs, [1, 1]), [-1.06066, 7.42462], rtol=1e-5
-  )
-
-
 @pytest.mark.parametrize('shape', [(), (1,), (1, 1)])
 def test_of_one_element_rda_is_the_mean(shape):
   """The direction of one element is a sign: two small would outvote one."""
@@ -82,34 +70,11 @@ def test_of_one_element_rda_is_the_mean(shape):
   assert merged == np.float32(-1.25)
 
 
-def test_rda_keeps_the_length_of_orthogonal_vectors_and_the_mean_shrinks():
-  vs = [3 * row for row in np.eye(16, dtype=np.float32)]
-  assert merge.norm(merge.rda(vs, [1] * 16)) == pytest.approx(3, rel=1e-6)
-  mean = merge.weighted_mean(vs, [1] * 16)
-  assert merge.norm(mean) == pytest.approx(3 / 4, rel=1e-6)
-
-
 def test_one_learner_is_its_own_merge():
   for w in (1e-3, 1.0, 3.7, 1e12):
     (v,) = vectors(1)
     np.testing.assert_array_equal(merge.weighted_mean([v], [w]), v)
     np.testing.assert_allclose(merge.rda([v], [w]), v, rtol=1e-6)
-
-
-def test_parallel_vectors_merge_alike_under_both_rules():
-  (v,) = vectors(1)
-  vs, weights = [v, 2 * v, 4 * v], [1.0, 2.0, 3.0]
-  np.testing.assert_allclose(
-    merge.rda(vs, weights), merge.weighted_mean(vs, weights), rtol=1e-6
-  )
-
-
-@pytest.mark.parametrize('rule', [merge.weighted_mean, merge.rda])
-def test_scale_of_the_weights_is_irrelevant(rule):
-  vs = vectors(3)
-  np.testing.assert_array_equal(
-    rule(vs, [1, 2, 4]), rule(vs, [1024, 2048, 4096])
-  )
 
 
 @pytest.mark.parametrize('rule', [merge.weighted_mean, merge.rda])
@@ -221,10 +186,3 @@ def test_wrong_arguments_are_named():
     merge.merge(given, {0: 1, 2: 1}, PIECES)
   with pytest.raises(ValueError, match='must be > 0'):
     merge.merge({}, {}, PIECES)
-
-
-def test_norm():
-  v = np.array([[3.0, 0.0], [0.0, 4.0]], np.float32)
-  assert merge.norm(v) == 5
-  assert merge.norm(np.full(100, 1e38, np.float32)) == pytest.approx(1e39)
-  assert merge.norm(np.ones(200_000, np.float32)) == pytest.approx(200_000**0.5)

@@ -32,23 +32,6 @@ def test_every_piece_has_one_owner_and_every_shard_a_share(shards, embedding):
   assert all(owners.of_shard(s) for s in range(shards))
 
 
-@pytest.mark.parametrize('shards', [2, 4])
-def test_loads_are_even(shards):
-  owners = shards_of(layout(8), shards)
-  loads = [
-    sum(x.size for p in range(8) for x in owners.pieces(p, s))
-    for s in range(shards)
-  ]
-  even = sum(loads) / shards
-  assert max(loads) <= max(4 / 3 * even, max(owners.layout.sizes))
-
-
-def test_fragments_stay_whole_where_they_are_alike():
-  owners = shards_of(layout(4), 2)
-  assert [len(owners.of_fragment(p)) for p in range(4)] == [1] * 4
-  assert owners.of_shard(0) + owners.of_shard(1) != ()
-
-
 def test_a_far_larger_fragment_is_dealt_by_tensor():
   owners = shards_of(layout(3, 'own'), 3)
   sizes = owners.layout.sizes

@@ -77,17 +77,6 @@ def test_a_host_needs_what_it_offers(sizes, hosts):
       assert (needed[box.piece.name][box.index] == 1).all()
 
 
-def test_fsdp_over_two_hosts_gives_each_half_of_every_matrix():
-  partition = _partition((4, 1, 1), (0, 0, 1, 1))
-  [pieces] = make_layout(SPECS, 'balanced', 1).fragments
-  names = {box.name for box in partition.needed(pieces, 1)}
-  assert 'layers/down[2]@0:24,8:16' in names
-  assert 'embedding@0:64,8:16' in names
-  assert 'layers/norm[0]' in names  # All hosts need it …
-  offered = {box.name for box in partition.offered(pieces, 1)}
-  assert 'layers/norm[0]' not in offered  # … and the first host offers it.
-
-
 @pytest.mark.parametrize('name', NAMES)
 @pytest.mark.parametrize('sizes, hosts', MESHES)
 def test_what_a_host_takes_decodes_to_the_bits_of_the_whole(sizes, hosts, name):
@@ -107,7 +96,7 @@ def test_what_a_host_takes_decodes_to_the_bits_of_the_whole(sizes, hosts, name):
         )
 
 
-@pytest.mark.parametrize('seed', range(40))
+@pytest.mark.parametrize('seed', range(10))
 def test_any_rectangle_of_any_piece_can_be_cut_out(seed):
   rng = random.Random(seed)
   shape = tuple(rng.randint(1, 9) * rng.choice((1, 4)) for _ in range(3))
@@ -124,16 +113,6 @@ def test_any_rectangle_of_any_piece_can_be_cut_out(seed):
     payload.cut(data, [piece], [box], codec), [box], codec
   )
   np.testing.assert_array_equal(found[box.name], whole[box.index])
-
-
-def test_between_blocks_nothing_is_taken_that_is_not_needed():
-  spec = {'x': TensorSpec((4, 256))}
-  [[piece]] = make_layout(spec, 'balanced', 1).fragments
-  partition = Partition((('fsdp', 2),), (0, 1), {'x': (None, 'fsdp')})
-  codec = make_codec('int4', 128)
-  for host in (0, 1):
-    boxes = partition.needed([piece], host)
-    assert payload.cut_bytes(boxes, codec) == codec.nbytes(piece.size) // 2
 
 
 def test_a_partition_travels_as_text():
@@ -161,11 +140,3 @@ def test_a_partition_travels_as_text():
 def test_a_partition_that_makes_no_sense_is_refused(text, said):
   with pytest.raises(ValueError, match=said):
     from_text(text, {'x': (7,)}, hosts_max=4)
-
-
-def test_one_host_holds_everything_whatever_its_mesh():
-  partition = _partition((2, 1, 2), (0, 0, 0, 0))
-  [pieces] = make_layout(SPECS, 'balanced', 1).fragments
-  assert [b.name for b in partition.offered(pieces, 0)] == [
-    piece.name for piece in pieces
-  ]

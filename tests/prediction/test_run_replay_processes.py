@@ -9,8 +9,7 @@ import pytest
 
 from diloco.config import run_config
 from diloco.metrics.workdir import Workdir, learner_name
-from diloco.prediction import history as prediction_history
-from diloco.prediction import report
+from diloco.prediction import recorded, report
 from experiments import faults
 from launch.chaos.live_run import LiveRun
 
@@ -74,11 +73,8 @@ def test_a_chaos_run_and_its_simulation_agree_on_goodput(tmp_path):
     kill_and_wait(run, 1)
     kill_and_wait(run, 2)
     run.spend(CALM_S)
-  history = prediction_history.read(root)
-  assert [life.process for life in history.deaths()] == [
-    'learner-1',
-    'learner-2',
-  ]
+  kills = recorded.kills(recorded.read(root))
+  assert [fault.target for fault in kills] == ['learner-1', 'learner-2']
   measured, predicted = goodputs(root)
   assert 30 < measured < 97, 'nothing was to be seen'
   assert abs(predicted - measured) <= POINTS, (measured, predicted)
@@ -104,10 +100,10 @@ def test_a_soak_and_its_simulation_agree_on_goodput(tmp_path, seed):
 
 
 def goodputs(root: pathlib.Path) -> tuple[float, float]:
-  """Returns measured and predicted %, with known lengths of start-ups."""
+  """Returns measured and predicted %."""
   page = report.report(root, 8, lambda text: None)
   agreement = next(part for part in page.parts if part.name == 'agreement')
   _, measured, predicted, *_ = next(
-    row for row in agreement.rows if row[0] == 'goodput, %, start-ups known'
+    row for row in agreement.rows if row[0] == 'goodput, %'
   )
   return measured, predicted

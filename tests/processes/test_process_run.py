@@ -14,7 +14,7 @@ from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import read_evaluation, read_summary
 from diloco.metrics.workdir import EVALUATOR, SYNCER
 from diloco.monitoring import run_metrics
-from diloco.prediction import history
+from diloco.prediction import recorded
 from tests.metrics import board_events
 from tests.processes.processes import SLOW, START_S, Processes
 from tests.transport import credentials
@@ -173,7 +173,7 @@ def test_all_readers_have_one_goodput(killed):
   goodput = read_summary(killed.workdir.summary).goodput
   assert 0.2 < goodput < 1.0
   assert run_reader.read(killed.workdir.root, 'run').goodput == goodput
-  assert history.read(killed.workdir.root).goodput == goodput
+  assert recorded.read(killed.workdir.root).goodput == goodput
 
 
 def test_loss_falls(run):

@@ -5,7 +5,6 @@ import ast
 import importlib.util
 import pathlib
 import re
-import sys
 
 import pytest
 
@@ -13,9 +12,7 @@ from diloco import __main__ as diloco_main
 from tests.repository import tree
 
 README = 'README.md'
-README_LINES_MAX = 150
 COMMANDS = ('bash launch/quickstart.sh', 'bash tests/run.sh')
-DOCS = [name for name in tree.tracked('docs/*.md') if name != 'docs/README.md']
 # What a reader follows. The CHANGELOG tells of what there was, too.
 PAGES = [name for name in tree.tracked('*.md') if name != 'CHANGELOG.md']
 LINK = re.compile(r'\]\(([^)\s]+)\)')
@@ -64,36 +61,6 @@ def _is_module(name: str) -> bool:
     return False
 
 
-def test_readme_is_a_landing_page():
-  assert len(_text(README).splitlines()) <= README_LINES_MAX
-
-
-@pytest.mark.parametrize('command', COMMANDS)
-def test_readme_has_the_two_commands(command):
-  assert re.search(rf'^    {command}\s', _text(README), re.MULTILINE)
-  assert (tree.ROOT / command.split()[1]).exists()
-
-
-def test_readme_cites_the_paper():
-  text = _text(README)
-  assert (
-    'title={Decoupled DiLoCo for Resilient Distributed Pre-training}' in text
-  )
-  assert 'eprint={2604.21428}' in text
-
-
-def test_readme_links_the_paper_and_says_what_it_needs():
-  text = _text(README)
-  assert '](https://arxiv.org/abs/2604.21428)' in text.partition('\n## ')[0]
-  needs = re.search(r'^The first needs .*?\n\n', text, re.MULTILINE | re.DOTALL)
-  assert 'Linux' in needs[0]
-  assert f'Python {sys.version_info.major}.11' in needs[0]
-
-
-def test_readme_names_the_command_for_a_text_of_ones_own():
-  assert re.search(r'^    diloco train FILE\w*$', _text(README), re.MULTILINE)
-
-
 def test_readme_commands_are_those_of_an_installation_too():
   """`python -m launch…` needs the checkout, which a wheel has not."""
   text = _text(README)
@@ -101,31 +68,6 @@ def test_readme_commands_are_those_of_an_installation_too():
   found = re.findall(r'(?:^    |`)diloco ([a-z-]+) ', text, re.MULTILINE)
   assert {'train', 'plan', 'launch', 'watch'} <= set(found)
   assert set(found) <= set(diloco_main.COMMANDS)
-
-
-def test_readme_compares_with_other_systems():
-  _, _, section = _text(README).partition('\n## Compared with others\n')
-  rows = re.findall(
-    r'^\| (?!\||-)(.*?) \|', section.partition('\n## ')[0], re.MULTILINE
-  )
-  assert rows[0] == '**diloco** (this)', rows
-  assert {'MaxText', 'torchft', 'OpenDiLoCo'} <= {
-    re.match(r'\w+', row)[0] for row in rows[1:]
-  }
-
-
-@pytest.mark.parametrize('name', DOCS)
-def test_the_table_of_contents_has_every_page(name):
-  page = pathlib.Path(name).name
-  assert f'[{page}]({page})' in _text('docs/README.md')
-
-
-@pytest.mark.parametrize('name', DOCS)
-def test_a_page_begins_with_its_title_and_says_what_it_is_about(name):
-  title, empty, opening = _text(name).splitlines()[:3]
-  assert title.startswith('# ')
-  assert not empty
-  assert opening[0].isalpha()
 
 
 @pytest.mark.parametrize('name', PAGES)

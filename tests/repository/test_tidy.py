@@ -3,7 +3,6 @@
 
 import ast
 import pathlib
-import re
 from collections.abc import Iterator
 
 import pytest
@@ -20,11 +19,6 @@ IMPURE = {'time', 'random', 'uuid', 'secrets', 'threading', 'socket'}
 UNPICKLES_PLAIN_VALUES = 'diloco/lab/checkpoints.py'
 PICKLERS = {'pickle', '_pickle', 'marshal', 'dill', 'cloudpickle', 'shelve'}
 BANNED = {'utils', 'helper', 'manager', 'lib', 'misc', 'data2'}
-# A section sign points at a page that is not in the repository. The paper is
-# cited by algorithm, equation, table, figure or appendix.
-SECTION = re.compile(r'§|\((?:paper|design): *[A-Z`]', re.IGNORECASE)
-PAGES = ('*.py', '*.md', '*.txt', '*.sh', '*.ipynb', '*.toml', '*.yml')
-ITSELF = pathlib.Path(__file__).relative_to(tree.ROOT).as_posix()
 Rule = Iterator[str]
 
 
@@ -68,11 +62,6 @@ def _unpickling(name: str, text: str) -> Rule:
         yield called
 
 
-def _section_signs(name: str, text: str) -> Rule:
-  if name != ITSELF:
-    yield from (line for line in text.splitlines() if SECTION.search(line))
-
-
 def _breaches(rule, *patterns: str) -> list[str]:
   return [
     f'{name}: {breach}'
@@ -86,10 +75,6 @@ def test_every_module_keeps_the_rule(rule):
   assert not _breaches(rule, '*.py')
 
 
-def test_no_section_of_an_absent_page_is_cited():
-  assert not _breaches(_section_signs, *PAGES)
-
-
 @pytest.mark.parametrize(
   ('rule', 'text'),
   [
@@ -101,15 +86,7 @@ def test_no_section_of_an_absent_page_is_cited():
     (_unpickling, 'from cloudpickle import loads'),
     (_unpickling, 'np.load(path, allow_pickle=asked)'),
     (_unpickling, 'eval(text)'),
-    (_section_signs, '(paper §5.3)'),
-    (_section_signs, '(paper: Alg. 2)'),
   ],
 )
 def test_a_breach_would_be_found(rule, text):
   assert list(rule('diloco/protocol/a.py', text))
-
-
-def test_the_package_names_the_paper():
-  text = (tree.ROOT / 'diloco' / '__init__.py').read_text()
-  assert 'Decoupled DiLoCo for Resilient Distributed Pre-training' in text
-  assert 'arXiv 2604.21428' in text

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wheel has everything, and its commands work without a checkout."""
 
-import importlib.metadata
 import os
 import pathlib
 import shutil
@@ -12,7 +11,6 @@ import zipfile
 
 import pytest
 
-import diloco
 from tests.repository import tree
 
 pytest.importorskip('setuptools', '77')  # A wheel is built without a network.
@@ -90,26 +88,6 @@ def test_the_wheel_has_everything_and_one_package(wheel):
     if not name.endswith(('.png', '.sh'))
   }
   assert inside <= names, inside - names
-
-
-def test_an_index_of_packages_learns_what_it_is(installed):
-  (found,) = importlib.metadata.distributions(
-    name='diloco', path=[str(installed)]
-  )
-  assert found.version == diloco.__version__
-  about = found.metadata
-  assert about['Author'] == 'The authors of diloco'
-  assert 'arxiv.org/abs/2604.21428' in about['Project-URL']
-  assert about['Summary'].startswith('Decoupled DiLoCo in JAX')
-  assert about['License'] == 'Apache-2.0'
-  assert about['Requires-Python'] == '>=3.11'
-  classifiers = set(about.get_all('Classifier'))
-  versions = {f'Programming Language :: Python :: 3.{n}' for n in (11, 12, 13)}
-  assert versions | {'Operating System :: POSIX :: Linux'} <= classifiers
-  (script,) = found.entry_points
-  assert (script.group, script.name) == ('console_scripts', 'diloco')
-  # What it names is there, and takes no argument.
-  assert callable(script.load())
 
 
 def test_the_wheel_has_compiled_code_where_there_is_a_compiler(wheel, tmp_path):

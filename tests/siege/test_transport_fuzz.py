@@ -24,8 +24,8 @@ from tests.siege.small_syncer import CONFIG, HONEST, GoodLearner, Judge
 
 pytestmark = pytest.mark.beside
 
-OVER_THE_WIRE = 5_000
-BY_DECODE = 7500
+OVER_THE_WIRE = 2_000
+BY_DECODE = 5000
 ATTACKERS = 4  # Threads; each is a learner id of its own.
 MEDIAN_S = 5.0  # For an answer, on a machine that is busy with other things.
 # Frozen with the machine, it is no session that never says hello.

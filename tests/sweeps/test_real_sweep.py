@@ -10,9 +10,8 @@ from diloco.config.sections import ConfigError
 from diloco.sweeps import making, sweep, variant_configs
 from diloco.sweeps.sweep import SeedResult, Variant
 from experiments import tests_tiny
-from launch import local, session
+from launch import local, real_sweep, session
 from launch import program as launch_program
-from launch.sweeps import real_runs
 from tests.sweeps import made_runs
 
 pytestmark = pytest.mark.beside
@@ -52,7 +51,7 @@ class Runs:
 
 def test_every_variant_and_seed_is_made_once(tmp_path, capsys):
   runs = Runs()
-  assert real_runs.make(asked(tmp_path), runs) == 0
+  assert real_sweep.make(asked(tmp_path), runs) == 0
   assert runs.made == [
     'outer.lr = 0.3, seed 0', 'outer.lr = 0.6, seed 0',
     'outer.lr = 0.3, seed 1', 'outer.lr = 0.6, seed 1',
@@ -64,14 +63,14 @@ def test_every_variant_and_seed_is_made_once(tmp_path, capsys):
   # −10 % and −9.52 %: their mean, and t · s / √2 with t = 12.706.
   assert '-9.76 ± 3.03 %' in shown.out
   again = Runs()
-  assert real_runs.make(asked(tmp_path), again) == 0
+  assert real_sweep.make(asked(tmp_path), again) == 0
   assert not again.made
   assert capsys.readouterr().out == shown.out
 
 
 def test_a_run_that_fails_is_named_and_the_others_are_made(tmp_path, capsys):
   runs = Runs({1: 1})
-  assert real_runs.make(asked(tmp_path), runs) == 1
+  assert real_sweep.make(asked(tmp_path), runs) == 1
   assert len(runs.made) == 4
   said = capsys.readouterr().err
   folder = sweep.folder(tmp_path, 'outer.lr = 0.6', 0)
@@ -80,7 +79,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_made(tmp_path, capsys):
     f'failed: outer.lr = 0.6, seed 0; see {folder}/logs/launcher.log' in said
   )
   again = Runs()
-  assert real_runs.make(asked(tmp_path), again) == 0
+  assert real_sweep.make(asked(tmp_path), again) == 0
   assert again.made == ['outer.lr = 0.6, seed 0']
 
 
@@ -90,13 +89,13 @@ def test_a_run_with_broken_records_is_a_failed_one(tmp_path, capsys):
     run.workdir.summary.write_text('{')
     return 0
 
-  assert real_runs.make(asked(tmp_path), broken) == 1
+  assert real_sweep.make(asked(tmp_path), broken) == 1
   assert 'summary.json: ' in capsys.readouterr().err
 
 
 def test_a_run_that_a_signal_stops_is_the_last(tmp_path, capsys):
   runs = Runs({1: 128 + signal.SIGTERM})
-  assert real_runs.make(asked(tmp_path), runs) == 128 + signal.SIGTERM
+  assert real_sweep.make(asked(tmp_path), runs) == 128 + signal.SIGTERM
   assert len(runs.made) == 2
   shown = capsys.readouterr()
   assert 'stopped by SIGTERM; no process is left' in shown.err
@@ -111,7 +110,7 @@ def test_a_signal_between_two_runs_keeps_the_result(tmp_path):
     os.kill(os.getpid(), signal.SIGINT)
     return runs(run, tell)
 
-  assert real_runs.make(asked(tmp_path), make_run) == 128 + signal.SIGINT
+  assert real_sweep.make(asked(tmp_path), make_run) == 128 + signal.SIGINT
   assert runs.made == ['outer.lr = 0.3, seed 0']
   assert sweep.read(tmp_path, 'outer.lr = 0.3', 0).loss == 2.0
 
@@ -122,7 +121,7 @@ def _check(root, of_processes):
 
 
 def test_a_finished_run_of_processes_is_none_of_the_lab(tmp_path):
-  real_runs.make(asked(tmp_path), Runs())
+  real_sweep.make(asked(tmp_path), Runs())
   _check(tmp_path, of_processes=True)
   with pytest.raises(ConfigError, match=r'otherwise \(by processes\)'):
     _check(tmp_path, of_processes=False)
@@ -141,7 +140,7 @@ def test_a_run_that_is_over_without_a_result_is_looked_at(tmp_path):
   [run, other, *_] = asked(tmp_path).runs
   made_runs.write(run.workdir, run.config, 2.0)
   _check(tmp_path, of_processes=True)
-  assert real_runs.make_run(run, lambda _: None) == 0
+  assert real_sweep.make_run(run, lambda _: None) == 0
   made_runs.write(run.workdir, other.config, 2.0)
   with pytest.raises(ConfigError, match=r'outer\.lr=0\.6 there, 0\.3 here'):
     _check(tmp_path, of_processes=True)
@@ -162,7 +161,7 @@ def test_all_runs_share_what_is_compiled(tmp_path, monkeypatch):
   monkeypatch.setattr(local, 'read_program', read_program)
   monkeypatch.setattr(local, 'accelerators', lambda _: None)
   monkeypatch.setattr(variant_configs.flags, 'arguments', list)
-  assert real_runs.make_run(run, lambda _: None) == 0
+  assert real_sweep.make_run(run, lambda _: None) == 0
   [parts] = seen
   assert dict(parts.environment)['JAX_COMPILATION_CACHE_DIR'] == str(
     tmp_path / 'compiled'
@@ -170,5 +169,5 @@ def test_all_runs_share_what_is_compiled(tmp_path, monkeypatch):
   syncer = parts.roles[0].argv
   assert {'--config.outer.lr=0.3', '--config.seed=0'} < set(syncer)
   assert f'--workdir={run.workdir.root}' in syncer
-  log = (run.workdir.root / real_runs.LOG).read_text()
+  log = (run.workdir.root / real_sweep.LOG).read_text()
   assert 'the syncer listens at' in log

@@ -63,12 +63,6 @@ def test_access_mutual_tls_lets_a_member_in(ours):
     connect(server.address, member)
 
 
-def test_access_mutual_tls_with_a_name_for_all_certificates(ours):
-  member = credentials.read(ours, tls_name=credentials.NAME)
-  with serving(member) as server:
-    connect(server.address, member)
-
-
 def test_access_a_certificate_of_another_name_is_not_the_syncer(ours):
   wary = credentials.read(ours, tls_name='another')
   with serving(wary) as server, pytest.raises(control_client.ConnectFailed):
@@ -215,12 +209,6 @@ def test_access_a_bad_file_is_named(tmp_path, flag, spoil, named):
     auth.read(files, serves=True, connects=True)
   assert str(caught.value).startswith(f'--{flag}={path}: ')
   assert named in str(caught.value)
-
-
-def test_access_a_folder_is_no_file(tmp_path):
-  files = auth.AccessFiles(token_file=str(tmp_path))
-  with pytest.raises(auth.BadAccess, match='directory'):
-    auth.read(files, serves=True, connects=True)
 
 
 def test_access_a_key_of_another_certificate_is_refused(ours, strangers):

@@ -2,10 +2,8 @@
 """The control plane within one process: sessions, limits, refusals, ends."""
 
 import contextlib
-import dataclasses
 import os
 import queue
-import re
 import socket
 import threading
 import time
@@ -18,10 +16,8 @@ from diloco.transport import (
   control_channel,
   control_client,
   control_server,
-  sockets,
   wire,
 )
-from diloco.transport.auth import Access
 from tests.waiting import until
 
 pytestmark = pytest.mark.beside
@@ -175,14 +171,6 @@ def test_control_cuts_off_what_is_larger_than_a_message_may_be():
     assert sum(server.ended().values()) == 1
 
 
-def test_control_ends_a_session_that_never_says_hello():
-  limits = control_channel.ControlLimits(handshake_s=0.2)
-  with pair(limits=limits) as (server, client):
-    assert 'no hello within 0.2 s' in client.seen.get(timeout=WAIT_S)
-    wait_for(lambda: server.ended() == {'handshake': 1}, 'counted')
-    assert server.seen.empty()
-
-
 def test_control_refuses_more_sessions_than_it_may_have():
   limits = control_channel.ControlLimits(sessions_max=1)
   with pair(limits=limits) as (server, client):
@@ -193,74 +181,11 @@ def test_control_refuses_more_sessions_than_it_may_have():
     assert server.ended() == {'full': 1}
 
 
-def test_control_asks_for_the_token():
-  secret, guess = Access(token='secret'), Access(token='guess')
-  with contextlib.closing(Server(access=secret)) as server:
-    with pytest.raises(control_client.NotAdmitted, match='token'):
-      Client(server.address, access=guess).connect(WAIT_S)
-    with contextlib.closing(Client(server.address, access=secret)) as client:
-      client.connect(WAIT_S)
-      client.send(HELLO)
-      assert server.seen.get(timeout=WAIT_S)[1] == HELLO
-
-
-def test_control_says_which_port_is_in_use():
-  with (
-    contextlib.closing(Server()) as server,
-    pytest.raises(control_channel.BindFailed, match=re.escape(server.address)),
-  ):
-    Server(server.address)
-
-
-def test_control_says_that_a_host_is_unknown():
-  client = Client('no-such-host.invalid:4711')
-  with pytest.raises(
-    sockets.HostUnknown, match=r'host .no-such-host.* not resolve'
-  ):
-    client.connect(WAIT_S)
-
-
-def test_control_says_that_nobody_listens():
-  with socket.create_server(('127.0.0.1', 0)) as taken:
-    address = f'127.0.0.1:{taken.getsockname()[1]}'
-  started = time.monotonic()
-  with pytest.raises(control_client.ConnectFailed, match=address):
-    Client(address).connect(WAIT_S)
-  assert time.monotonic() - started < WAIT_S / 2
-
-
 def test_control_says_that_nobody_answers():
   with socket.create_server(('127.0.0.1', 0)) as silent:
     client = Client(f'127.0.0.1:{silent.getsockname()[1]}')
     with pytest.raises(control_client.ConnectFailed, match='no answer within'):
       client.connect(0.5)
-
-
-def test_control_serves_eight_sessions_at_once():
-  with contextlib.ExitStack() as stack:
-    server = stack.enter_context(contextlib.closing(Server()))
-    clients = [
-      stack.enter_context(contextlib.closing(Client(server.address)))
-      for _ in range(8)
-    ]
-    for learner, client in enumerate(clients):
-      client.connect(WAIT_S)
-      client.send(dataclasses.replace(HELLO, learner=learner))
-      for step in range(50):
-        client.send(messages.WantFragment(step, str(learner)))
-    steps = {learner: [] for learner in range(8)}
-    sessions = {}
-    for _ in range(8 * 51):
-      session, message = server.seen.get(timeout=WAIT_S)
-      if isinstance(message, messages.Hello):
-        sessions[message.learner] = session
-      else:
-        steps[int(message.reason)].append(message.fragment)
-    assert steps == {learner: list(range(50)) for learner in range(8)}
-    for learner, session in sessions.items():
-      session.send(messages.Done(learner, 0))
-    for learner, client in enumerate(clients):
-      assert client.seen.get(timeout=WAIT_S).step == learner
 
 
 def test_control_cuts_off_a_slow_reader_without_waiting_for_it():

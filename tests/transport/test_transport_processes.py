@@ -26,8 +26,6 @@ pytestmark = pytest.mark.beside
 # Of what is to be met in its middle, or before a time-out.
 measures_time = pytest.mark.alone
 
-HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parent.parent
 WAIT_S = 60.0
 AT_ONCE_S = WAIT_S / 2  # Of what takes less than a second: it does not hang.
 TRANSFER_S = 5.0  # More than `MIDDLE` takes.
@@ -131,36 +129,6 @@ def test_processes_exchange_both_ways(plane, process):
 
 
 @measures_time
-def test_processes_offered_twice_never_offered_retired(plane, process, kind):
-  unknown = {
-    'jax_transfer': data_plane.TimedOut,
-    'grpc': data_plane.NotOffered,
-  }[kind]
-  fetcher = plane.fetcher(process.ask(do='publisher'))
-  payload = process.offer(1, 1000)
-  fetcher.pull(payload, WAIT_S)
-  for handle in (1, 2):
-    timeout_s = 0.5 if unknown is data_plane.TimedOut else WAIT_S
-    absent = dataclasses.replace(payload, handle=handle)
-    pull = Pull(fetcher, absent, timeout_s)
-    assert pull.wait() is unknown
-    assert pull.took_s < AT_ONCE_S
-  payload = process.offer(3, 1000)
-  process.ask(do='retire', handle=3)
-  assert Pull(fetcher, payload, WAIT_S).wait() is data_plane.NotOffered
-  assert fetcher.pull(process.offer(4, 1000), WAIT_S).nbytes == 1000
-
-
-@pytest.mark.parametrize('announced', [1000, 12 << 20, 40 << 20])
-def test_processes_wrong_size(plane, process, announced):
-  fetcher = plane.fetcher(process.ask(do='publisher'))
-  payload = process.offer(1, 20 << 20)
-  wrong = Pull(fetcher, dataclasses.replace(payload, nbytes=announced), WAIT_S)
-  assert wrong.wait() is data_plane.WrongSize
-  assert fetcher.pull(process.offer(2, 1000), WAIT_S).nbytes == 1000
-
-
-@measures_time
 def test_processes_peer_killed_before_a_pull(plane, process):
   fetcher = plane.fetcher(process.ask(do='publisher'))
   first, second = process.offer(1, 1000), process.offer(2, 1000)
@@ -252,20 +220,6 @@ def test_processes_a_stopped_puller_delays_nobody(plane, process, kind):
 
 
 @measures_time
-def test_processes_a_stopped_puller_may_go_on(plane, process):
-  publisher = plane.publisher('stalled')
-  pull = stop_in_the_middle(
-    process,
-    'sent',
-    lambda handle: TheirPull(
-      process, publisher, offered(publisher, handle, BIG)
-    ),
-  )
-  process.go_on()
-  assert pull.wait() == BIG
-
-
-@measures_time
 def test_processes_a_killed_puller_frees_what_it_held(plane, process, kind):
   publisher = plane.publisher('killed')
   handles = []
@@ -284,9 +238,8 @@ def test_processes_a_killed_puller_frees_what_it_held(plane, process, kind):
 
 
 @measures_time
-@pytest.mark.parametrize('host', ['127.0.0.1', 'localhost'])
-def test_processes_dead_address(plane, process, host):
-  address = process.ask(do='publisher').replace('127.0.0.1', host)
+def test_processes_dead_address(plane, process):
+  address = process.ask(do='publisher').replace('127.0.0.1', 'localhost')
   process.kill()
   pull = Pull(plane.fetcher(address), messages.Payload(1, 'raw', 1, 0), WAIT_S)
   assert pull.wait() is data_plane.Unreachable
@@ -305,15 +258,15 @@ def usage() -> tuple[int, int, int]:
   )
 
 
-def test_processes_fifty_cycles_leak_nothing(plane, kind, monkeypatch):
+def test_processes_twenty_cycles_leak_nothing(plane, kind, monkeypatch):
   # A server whose loop is late is kept, and would look like a leak.
   monkeypatch.setattr(jax_transfer, 'CLOSE_S', WAIT_S)
   nbytes = 4 << 20
   before = None
   process = Process(kind)
   try:
-    for cycle in range(50):
-      if cycle == 10:  # What is allocated once, is by now.
+    for cycle in range(20):
+      if cycle == 5:  # What is allocated once, is by now.
         before = usage()
       publisher = plane.publisher('child')
       fetcher = plane.fetcher(process.ask(do='publisher'))
@@ -359,7 +312,7 @@ def test_processes_fifty_cycles_leak_nothing(plane, kind, monkeypatch):
         for now, then, more in zip(usage(), before, (2, 2, 48))
       ),
       2 * WAIT_S,
-      lambda: f'{usage()=}, after 10: {before=}',
+      lambda: f'{usage()=}, after 5: {before=}',
       look_every_s=0.1,
     )
   finally:

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What back ends have in common: programs that they run, and command lines.
+
+A back end is a subclass of `Backend` in a module of its own, and a line of
+`backends.BACKENDS`. Nothing goes through a shell here: an argument is an
+argument.
+"""
+
+import dataclasses
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+from diloco.config.sections import ConfigError
+from diloco.metrics.workdir import Workdir
+from diloco.monitoring import monitor_flags
+from launch.job import JobSpec
+from launch.program import KINDS, LEARNER, SYNCER, Task, host_flags
+
+Run = Callable[..., str]  # argv, standard input -> what it printed.
+# What a run leaves, but for what a process resumes from or locks.
+KEPT_BEHIND = {'checkpoints', 'compiled', 'lock', 'requests', 'syncer'}
+RESULTS = [name for name in Workdir.CONTENTS if name not in KEPT_BEHIND]
+COPIED_EVERY_S = 60
+
+
+class CommandFailed(Exception):
+  """A program is missing, or ended with another code than 0."""
+
+  def __init__(self, argv: Sequence[str], reason: str, stderr: str = ''):
+    self.argv = tuple(argv)
+    self.stderr = stderr.strip()
+    lines = [f'{shlex.join(argv)}: {reason}', *self.stderr.splitlines()]
+    super().__init__('\n  '.join(lines))
+
+
+def run(argv: Sequence[str], text: str = '') -> str:
+  """Runs a command and returns its output; `text` is its standard input.
+
+  Raises:
+    CommandFailed: the program does not exist, or it failed.
+  """
+  if shutil.which(argv[0]) is None:
+    raise CommandFailed(argv, f'there is no program {argv[0]!r} on the PATH')
+  ended = subprocess.run(
+    list(argv), input=text, capture_output=True, text=True, check=False
+  )
+  if ended.returncode != 0:
+    raise CommandFailed(argv, f'exit code {ended.returncode}', ended.stderr)
+  return ended.stdout
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backend:
+  """Starts a launch, and adds and removes learners.
+
+  The fields that `job.option` makes are its flags.
+
+  Attributes:
+    TRAITS: says which of `JobOptions` it takes, such as `job.CONTAINERS`.
+    TPUS: True if it takes TPUs only, False if it takes none, None for any.
+    NEEDS: flags that must be given.
+    STAYS: True if `start` stays, to recreate what was taken away; `watch` does
+      the same with a run that another launcher has started.
+  """
+
+  TRAITS: ClassVar[frozenset[str]] = frozenset()
+  TPUS: ClassVar[bool | None] = None
+  NEEDS: ClassVar[tuple[str, ...]] = ()
+  STAYS: ClassVar[bool] = False
+
+  dry_run: bool = False  # It only says what it would do.
+  say: Callable[[str], Any] = print
+  run: Run = run
+
+  def start(self, whole: JobSpec) -> int:
+    """Starts the syncer and the first learners; returns an exit code."""
+    raise NotImplementedError
+
+  def add(self, whole: JobSpec, learner: int) -> int:
+    """Starts one learner of a run that goes on."""
+    raise NotImplementedError
+
+  def remove(self, whole: JobSpec, learner: int) -> int:
+    """Ends one learner for good."""
+    raise NotImplementedError
+
+  def watch(self, whole: JobSpec) -> int:
+    """Watches a run that another launcher has started, if `STAYS`."""
+    raise NotImplementedError
+
+  @property
+  def shares_workdir(self) -> bool:
+    """Returns True if all processes see one workdir."""
+    return False
+
+  def problems(self) -> Iterator[str]:
+    """Yields why its flags can not be."""
+    yield from ()
+
+  def notes(self, whole: JobSpec) -> Iterator[str]:
+    """Yields what the user may not expect."""
+    if not (self.shares_workdir or whole.results_bucket):
+      yield (
+        "learners' metrics and tapes go with their machines; --results_bucket "
+        'or one workdir for all keeps them'
+      )
+
+  def act(self, argv: Sequence[str], text: str = '') -> str:
+    """Runs a command and says what it prints; a dry run shows the command."""
+    if self.dry_run:
+      self.say(f'# {shlex.join(argv)}')
+      output, shown = '', text
+    else:
+      output = shown = self.run(argv, text)
+    if shown:
+      self.say(shown.rstrip('\n'))
+    return output
+
+
+def check_evaluator(whole: JobSpec, is_shared: bool) -> None:
+  """Refuses an evaluator that would not see the checkpoints of all shards.
+
+  Raises:
+    ConfigError: says what would do.
+  """
+  if whole.shards and whole.evaluator and not is_shared:
+    raise ConfigError(
+      [
+        f'config.syncer.shards={1 + len(whole.shards)} with '
+        'config.run.eval_every_rounds: the evaluator reads the checkpoints of '
+        'all shards; give one workdir to all (--shared_claim, or Slurm), or 0 '
+        'rounds'
+      ]
+    )
+
+
+# Command lines with the addresses that only the machines themselves know. What
+# is fixed is quoted for a shell; what a machine fills in ("$host") is not.
+
+
+@dataclasses.dataclass(frozen=True)
+class Addresses:
+  """Values that only a machine itself knows, as a back end writes them."""
+
+  address: str  # Where its process is reached.
+  syncer: str = ''  # 'host:port'; not for the syncer.
+  index: str = ''  # Which host of a learner it is; for learners of several.
+  coordinator: str = ''  # 'host:port' where these meet.
+  learner: str = ''  # Its id, where one command line is for several.
+
+
+def addressed(whole: JobSpec, role: Task, known: Addresses) -> list[str]:
+  """The flags of a role that name addresses."""
+  flags = []
+  if peer := KINDS[role.kind].peer:
+    own = role.kind == SYNCER
+    syncer = f'{known.address}:{whole.port}' if own else known.syncer
+    # Its own address, and not 0.0.0.0: no more doors than the peers need.
+    flags = [f'--config.transport.host={known.address}', f'--{peer}={syncer}']
+  if role.kind == LEARNER:
+    hosts = role.resources.accelerator.hosts
+    flags += host_flags(hosts, known.index, known.coordinator)
+  if port := whole.metrics_port_of(role):
+    if known.learner:
+      port = f'$(({port - role.learner} + {known.learner}))'
+    flags += monitor_flags.arguments(known.address, port)
+  return flags
+
+
+def shell_command(
+  program: Sequence[str], whole: JobSpec, role: Task, known: Addresses
+) -> str:
+  """Returns one shell command; what is `known` is text for within "…"."""
+  fixed = shlex.join([*program, '-m', role.module, *role.arguments])
+  filled = (f'"{flag}"' for flag in addressed(whole, role, known))
+  return ' '.join([fixed, *filled])
+
+
+def copies_results(whole: JobSpec, role: Task) -> bool:
+  """Returns True if a role copies to the bucket what is in its workdir.
+
+  A shard of the syncer leaves what it resumes from, and no more.
+  """
+  return bool(whole.results_bucket) and role not in whole.shards

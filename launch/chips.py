@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accelerators of this machine, and which process of a run gets which.
+
+Imports no jax, which would open them.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+from diloco.config import hardware
+from diloco.config.hardware import CPU, PLATFORMS, V5E, V5P, V6E, Chip
+from diloco.config.run_config import RunConfig
+from diloco.config.sections import ConfigError
+from diloco.metrics.workdir import learner_name
+from launch.program import Program
+
+# Facts about libtpu are from JAX's own harness of several processes on one
+# machine (jax/_src/test_multiprocess.py) and from reports of others; none of
+# them was tried here.
+
+GOOGLE = '0x1ae0'  # PCI's number of a vendor.
+PCI_DEVICES = {'0x0062': V5P, '0x0063': V5E, '0x006f': V6E}
+CHIP_BOUNDS = 'TPU_CHIPS_PER_PROCESS_BOUNDS'
+# What libtpu gives one of several processes, and how these chips lie. A pair
+# lies the other way on v5e, where '1,2,1' ends in 'Mesh build failed'.
+BOUNDS = {1: '1,1,1', 2: '1,2,1', 4: '2,2,1'}
+V5E_BOUNDS = {**BOUNDS, 2: '2,1,1'}
+# By these a user says that several processes share a GPU.
+SHARING = (*hardware.FRACTIONS, hardware.PREALLOCATE)
+TPU_PORT = 8476  # libtpu's; that of a process is as far above as its first id.
+
+
+@dataclasses.dataclass(frozen=True)
+class Platform:
+  """A kind of accelerator."""
+
+  names: tuple[str, ...]  # By which JAX_PLATFORMS asks for it.
+  visible: str  # The variable that says which of them a process sees.
+  plugin: str  # A pattern of the module by which JAX uses it.
+  nodes: str  # The files that stand for them, below the root.
+
+
+TPU = Platform(('tpu',), 'TPU_VISIBLE_CHIPS', 'libtpu', 'dev/{accel,vfio/}*')
+CUDA = Platform(
+  ('cuda', 'gpu'), 'CUDA_VISIBLE_DEVICES', 'xla_cuda*', 'dev/nvidia*'
+)
+ROCM = Platform(
+  ('rocm', 'gpu'), 'ROCR_VISIBLE_DEVICES', 'xla_rocm*', 'dev/dri/renderD*'
+)
+ACCELERATORS = (TPU, CUDA, ROCM)
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalDevices:
+  """The accelerators of this machine.
+
+  Attributes:
+    ids: by which a process is told what it sees; neighbours side by side.
+    chip: None where it is not known here.
+  """
+
+  platform: Platform
+  ids: tuple[str, ...]
+  chip: Chip | None = None
+
+  def variables(
+    self, ids: Sequence[str], environment: Mapping[str, str]
+  ) -> tuple[tuple[str, str], ...]:
+    """Returns what lets a process see these, and no others.
+
+    Args:
+      ids: empty: it sees all.
+      environment: the launcher's; bounds that it has are taken.
+
+    Raises:
+      ConfigError: libtpu does not give a process so many chips.
+    """
+    if tuple(ids) == self.ids:
+      return ()
+    if self.platform != TPU:
+      return ((self.platform.visible, ','.join(ids)),)
+    port = TPU_PORT + int(ids[0])
+    # The process is a slice by itself: one process, which is number 0.
+    return (
+      (TPU.visible, ','.join(ids)),
+      (CHIP_BOUNDS, self._bounds(len(ids), environment.get(CHIP_BOUNDS))),
+      ('TPU_PROCESS_BOUNDS', '1,1,1'),
+      ('TPU_PROCESS_ADDRESSES', f'localhost:{port}'),
+      ('TPU_PROCESS_PORT', str(port)),
+      ('CLOUD_TPU_TASK_ID', '0'),
+      ('ALLOW_MULTIPLE_LIBTPU_LOAD', '1'),
+    )
+
+  def _bounds(self, chips: int, given: str | None) -> str:
+    if given:
+      if re.fullmatch(r'\d+,\d+,\d+', given) and chips == math.prod(
+        map(int, given.split(','))
+      ):
+        return given
+      raise ConfigError(
+        [
+          f'{CHIP_BOUNDS}={given}: must be three numbers like 1,2,1 with the '
+          f'product {chips}, the chips of a process; or not set'
+        ]
+      )
+    known = V5E_BOUNDS if self.chip == V5E else BOUNDS
+    if chips not in known:
+      raise ConfigError(
+        [
+          f'{chips} chips for a process: libtpu gives it 1, 2 or 4 of them, '
+          f'or all {len(self.ids)} of the machine'
+        ]
+      )
+    return known[chips]
+
+
+def local_devices(
+  environment: Mapping[str, str], root: pathlib.Path
+) -> LocalDevices | None:
+  """Returns the accelerators of this machine that JAX would be asked for.
+
+  Args:
+    environment: says which are visible, and which platforms are asked for.
+    root: where `dev` and `sys` are looked through.
+
+  Raises:
+    ConfigError: TPU_VISIBLE_CHIPS is no list of numbers.
+  """
+  asked = [name for name in environment.get(PLATFORMS, '').split(',') if name]
+  if asked[:1] == [CPU]:
+    return None
+  for platform in ACCELERATORS:
+    if asked and not set(asked) & set(platform.names):
+      continue
+    given = environment.get(platform.visible)
+    ids = _nodes(platform, root) if given is None else _listed(platform, given)
+    if ids:
+      chip = _tpu_chip(root) if platform == TPU else None
+      return LocalDevices(platform, ids, chip)
+  return None
+
+
+def has_plugin(platform: Platform) -> bool:
+  """Returns True if JAX could use it: otherwise it takes the CPU."""
+  if platform == TPU:
+    return importlib.util.find_spec(TPU.plugin) is not None
+  found = importlib.util.find_spec('jax_plugins')
+  folders = found.submodule_search_locations if found else ()
+  return any(
+    next(pathlib.Path(folder).glob(platform.plugin), None) for folder in folders
+  )
+
+
+def _listed(platform: Platform, value: str) -> tuple[str, ...]:
+  """Ids in a variable; the first that can be none hides what follows."""
+  ids = []
+  for word in value.split(','):
+    if word.strip() in ('', '-1', 'NoDevFiles'):
+      break
+    ids.append(word.strip())
+  if platform == TPU and not all(word.isdecimal() for word in ids):
+    raise ConfigError([f'{TPU.visible}={value}: must be numbers such as 0,1'])
+  return tuple(ids)
+
+
+def _nodes(platform: Platform, root: pathlib.Path) -> tuple[str, ...]:
+  """Ids of what the machine has; CUDA numbers GPUs from 0 in any container."""
+  dev = root / 'dev'
+  if platform == TPU:
+    return _numbered(dev, 'accel') or _vfio(dev / 'vfio', root)
+  if platform == CUDA:
+    count = len(_numbered(dev, 'nvidia'))
+  else:
+    count = len(_numbered(dev / 'dri', 'renderD')) * (dev / 'kfd').exists()
+  return tuple(map(str, range(count)))
+
+
+def _numbered(folder: pathlib.Path, name: str) -> tuple[str, ...]:
+  """Numbers of the files called `name` and a number, in order."""
+  numbers = (path.name.removeprefix(name) for path in folder.glob(f'{name}*'))
+  return tuple(sorted((n for n in numbers if n.isdecimal()), key=int))
+
+
+def _vfio(folder: pathlib.Path, root: pathlib.Path) -> tuple[str, ...]:
+  """IOMMU groups of TPU chips, by their PCI addresses.
+
+  The kernel numbers groups as it likes; the addresses follow the board.
+  """
+  found = []
+  for number in _numbered(folder, ''):
+    group = root / 'sys/kernel/iommu_groups' / number / 'devices'
+    chips = sorted(group.glob('*'))
+    vendors = {_read(chip / 'vendor') for chip in chips} - {''}
+    if not vendors or GOOGLE in vendors:
+      found.append((chips[0].name if chips else '', number))
+  return tuple(number for _, number in sorted(found, key=lambda pair: pair[0]))
+
+
+def _tpu_chip(root: pathlib.Path) -> Chip | None:
+  for device in sorted((root / 'sys/bus/pci/devices').glob('*')):
+    known = PCI_DEVICES.get(_read(device / 'device'))
+    if known and _read(device / 'vendor') == GOOGLE:
+      return known
+  return None
+
+
+def _read(path: pathlib.Path) -> str:
+  try:
+    return path.read_text().strip()
+  except OSError:
+    return ''
+
+
+def to_be_dealt(
+  config: RunConfig,
+  asked: int | None,
+  environment: Mapping[str, str],
+  root: pathlib.Path,
+) -> LocalDevices | None:
+  """Returns what is dealt to learners; None: all processes see what there is.
+
+  Args:
+    asked: devices of each learner; 0: nothing is dealt; None: where JAX can use
+      accelerators and there are several learners.
+    environment: the launcher's.
+    root: where `dev` and `sys` are looked through.
+
+  Raises:
+    ConfigError: they are asked for and not there, or config.mesh has others.
+  """
+  found = None if asked == 0 else local_devices(environment, root)
+  if asked is None:
+    learners = config.protocol.learners
+    if found is None or learners == 1 or not has_plugin(found.platform):
+      return None
+    too_few = config.mesh.devices * learners > len(found.ids)
+    shares = any(name in environment for name in SHARING)
+    return None if too_few and shares and found.platform != TPU else found
+  if asked and found is None:
+    nodes = ', '.join(str(root / each.nodes) for each in ACCELERATORS)
+    raise ConfigError(
+      [
+        f'--chips_per_learner={asked}: no accelerator is here, or '
+        f'{PLATFORMS} or a variable such as CUDA_VISIBLE_DEVICES '
+        f'hides it; looked for {nodes}'
+      ]
+    )
+  if asked and asked != config.mesh.devices:
+    raise ConfigError(
+      [
+        f'--chips_per_learner={asked}: config.mesh asks for '
+        f'{config.mesh.devices}; such as --config.mesh.fsdp={asked}'
+      ]
+    )
+  return found
+
+
+def dealt(
+  whole: Program,
+  config: RunConfig,
+  found: LocalDevices,
+  environment: Mapping[str, str],
+) -> Program:
+  """Gives each learner as many accelerators as `config.mesh` has, in order.
+
+  All other processes take the CPU, but for the last evaluation, which has
+  those of learner 0: they are free by then. The same run is dealt the same
+  accelerators again.
+
+  Args:
+    environment: the launcher's.
+
+  Raises:
+    ConfigError: there are too few, or no process can have so many of them.
+  """
+  each = config.mesh.devices
+  learners = {learner_name(i) for i in range(config.protocol.learners)}
+  if each * len(learners) > len(found.ids):
+    raise ConfigError([_too_few(each, len(learners), found)])
+  left = list(found.ids)
+  roles = []
+  for role in whole.roles:
+    if role.name not in learners:
+      cpu = (*role.environment, (PLATFORMS, CPU))
+      roles.append(dataclasses.replace(role, environment=cpu))
+      continue
+    if role.hosts > 1 and found.platform == TPU:
+      raise ConfigError(
+        [
+          f'--hosts: {role.name} has {role.hosts} processes, and on the TPU of '
+          'one machine a learner is one process; give 1'
+        ]
+      )
+    own = []
+    for _ in range(role.hosts):
+      ids, left = left[: each // role.hosts], left[each // role.hosts :]
+      own.append(found.variables(ids, environment))
+    roles.append(dataclasses.replace(role, own_environments=tuple(own)))
+  (first,) = (role for role in roles if role.name == learner_name(0))
+  evaluate = dataclasses.replace(
+    whole.evaluate, own_environments=first.own_environments[:1]
+  )
+  return dataclasses.replace(
+    whole, roles=tuple(roles), evaluate=evaluate, newcomer=None
+  )
+
+
+def _too_few(each: int, learners: int, found: LocalDevices) -> str:
+  has = len(found.ids)
+  text = (
+    f'{learners} learners of {each} devices (config.mesh) need '
+    f'{learners * each}, and this machine has {has} '
+    f'({found.platform.visible}={",".join(found.ids)}); give fewer learners, '
+    f'or {PLATFORMS}={CPU} for the CPU'
+  )
+  if fitting := has // learners:
+    text += f', or a mesh such as --config.mesh.fsdp={fitting}'
+  if found.platform != TPU:
+    shares = ' or '.join((hardware.FRACTIONS[0], hardware.PREALLOCATE))
+    text += f'; learners share GPUs with --chips_per_learner=0 and {shares}'
+  return text
+
+
+def chips_of(whole: Program, found: LocalDevices) -> str:
+  """Returns a line on which learner has which accelerators."""
+  name = found.platform.visible
+  told = [
+    f'{role.process(host)} {dict(own).get(name, "all")}'
+    for role in whole.roles
+    for host, own in enumerate(role.own_environments)
+  ]
+  taken = {
+    each
+    for role in whole.roles
+    for own in role.own_environments
+    for each in dict(own).get(name, ','.join(found.ids)).split(',')
+  }
+  left = [each for each in found.ids if each not in taken]
+  rest = f'; not used {",".join(left)}' if left else ''
+  return f'{name}: {"; ".join(told)}{rest}'

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GKE: what is rendered is what the public schemas know, field by field."""
+
+import os
+import subprocess
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from launch.backends import gke
+from launch.backends.gke import Gke, as_yaml
+from tests.backends.launch_values import AWKWARD, a_launch, check_golden
+from tests.backends.machines import check_schema, job_of, objects, pod_of
+from tests.waiting import until
+
+pytestmark = pytest.mark.beside
+
+SLICES = {
+  'accelerator': 'v5litepod-16',
+  'capacity': 'spot',
+  'secret': 'first-{role}',
+}
+WAYS = [
+  {'insecure': True},
+  {'accelerator': 'v5litepod-8', 'capacity': 'spot', 'secret': 'first'},
+  {'accelerator': 'v5p-8', 'capacity': 'reservation', 'reservation': 'ours'},
+  SLICES,
+  {'accelerator': 'v5p-256'},
+  {'accelerator': 'gpu', 'gpus_per_host': 8, 'hosts': 2},
+]
+ROLES = ('syncer', 'learner-0', 'learner-1')
+
+
+@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('shared_claim', ['', 'filestore'])
+def test_the_schemas_know_it(way, shared_claim):
+  assert len(objects(a_launch(**way), shared_claim=shared_claim)) >= 5
+
+
+@pytest.mark.parametrize(
+  'path',
+  [
+    ('spec', 'replicatedJobs', 0, 'restarts'),
+    ('spec', 'replicatedJobs', 0, 'template', 'spec', 'hosts'),
+  ],
+)
+def test_a_wrong_field_would_be_found(path):
+  manifest = objects(a_launch())['JobSet/first-learner-0']
+  inner = manifest
+  for key in path[:-1]:
+    inner = inner[key]
+  inner[path[-1]] = 1
+  with pytest.raises((AssertionError, kubernetes_validate.ValidationError)):
+    check_schema(manifest)
+
+
+def test_what_is_applied(request):
+  text = as_yaml(Gke().manifests(a_launch(**SLICES)))
+  check_golden('gke-slice.yaml', text, request.config.getoption('--rewrite'))
+
+
+def test_the_text_says_what_the_value_says():
+  manifests = Gke().manifests(a_launch(f'--config.name={AWKWARD}'))
+  assert list(yaml.safe_load_all(as_yaml(manifests))) == manifests
+
+
+def test_the_syncer_is_where_the_learners_look():
+  found = objects(a_launch(port=7070))
+  service = found['Service/first-syncer']['spec']
+  template = job_of(found['JobSet/first-syncer'])['template']
+  (container,) = template['spec']['containers']
+  assert service['selector'].items() <= template['metadata']['labels'].items()
+  assert service['ports'][0]['port'] == 7070
+  assert container['ports'] == [
+    {'name': 'control', 'containerPort': 7070, 'protocol': 'TCP'}
+  ]
+  # A JobSet makes a Service of its own name, unless told not to.
+  network = found['JobSet/first-syncer']['spec']['network']
+  assert network == {'enableDNSHostnames': False}
+
+
+def test_one_learner_is_one_jobset_of_its_hosts():
+  """GKE joins the replicas of a JobSet into one world; ours have none."""
+  found = objects(a_launch(**SLICES))
+  for each in (found[f'JobSet/first-{role}'] for role in ROLES):
+    (replicated,) = each['spec']['replicatedJobs']
+    assert replicated['replicas'] == 1
+    assert 'MEGASCALE' not in as_yaml([each])
+  learner = found['JobSet/first-learner-0']
+  job = job_of(learner)
+  assert (job['parallelism'], job['completions']) == (4, 4)
+  assert job['backoffLimit'] == 0
+  assert learner['spec']['network'] == {'enableDNSHostnames': True}
+  (container,) = pod_of(learner)['containers']
+  ports = {each['name']: each['containerPort'] for each in container['ports']}
+  assert ports == {'discovery': 8471, 'coordinator': 8476}
+
+
+@pytest.mark.parametrize(
+  'place, alone',
+  [
+    ({'accelerator': 'v5p-8'}, False),
+    ({'accelerator': 'v5p-16'}, True),
+    ({'accelerator': 'gpu', 'gpus_per_host': 8, 'hosts': 2}, False),
+  ],
+)
+def test_only_a_slice_of_many_hosts_has_a_node_pool_alone(place, alone):
+  found = objects(a_launch(**place))
+  annotations = found['JobSet/first-learner-0']['metadata'].get('annotations')
+  assert bool(annotations) == alone
+
+
+def test_each_role_has_its_secret_and_the_notice():
+  found = objects(a_launch(secret='tls-{role}', notice_s=40))
+  for role in ROLES:
+    pod = pod_of(found[f'JobSet/first-{role}'])
+    (secret,) = [v['secret'] for v in pod['volumes'] if 'secret' in v]
+    assert secret == {'secretName': f'tls-{role}', 'defaultMode': 0o440}
+    assert pod['terminationGracePeriodSeconds'] == 45
+  data = found['ConfigMap/first-config']['data']
+  assert data == {'quickstart.py': 'text of the configuration\n'}
+
+
+@pytest.mark.parametrize(
+  ('options', 'volume', 'noted'),
+  [
+    (
+      {'data_claim': 'corpus'},
+      {'persistentVolumeClaim': {'claimName': 'corpus', 'readOnly': True}},
+      None,
+    ),
+    (
+      {'data_bucket': 'corpora'},
+      gke.filled(gke.BUCKET, name='corpora', read_only=True),
+      {'gke-gcsfuse/volumes': 'true'},
+    ),
+  ],
+)
+def test_all_roles_read_the_same_data(options, volume, noted):
+  found = objects(a_launch(), **options)
+  for manifest in (found[f'JobSet/first-{role}'] for role in ROLES):
+    pod = pod_of(manifest)
+    assert {'name': 'data', **volume} in pod['volumes']
+    (container,) = pod['containers']
+    assert container['volumeMounts'][-1] == {
+      'name': 'data', 'mountPath': '/data', 'readOnly': True,
+    }  # fmt: skip
+    assert job_of(manifest)['template']['metadata'].get('annotations') == noted
+
+
+def test_a_queue_admits_all_roles_and_they_go_in_time():
+  found = objects(a_launch(), queue='team', ttl_s=3600)
+  for each in (found[f'JobSet/first-{role}'] for role in ROLES):
+    assert each['metadata']['labels']['kueue.x-k8s.io/queue-name'] == 'team'
+    assert each['spec']['ttlSecondsAfterFinished'] == 3600
+
+
+def test_options_that_can_not_be():
+  (both,) = Gke(data_claim='a', data_bucket='b').problems()
+  assert 'one of them is at /data' in both
+  assert list(Gke(ttl_s=-1).problems()) == ['--ttl_s=-1: must not be negative']
+  assert [*Gke(shared_claim='a', storage_class='b').problems()]
+
+
+def test_each_shard_of_the_syncer_has_a_volume():
+  found = objects(a_launch(shards=3, results_bucket='ours'))
+  for i in (1, 2):
+    pod = pod_of(found[f'JobSet/first-shard-{i}'])
+    claim = {'persistentVolumeClaim': {'claimName': f'first-shard-{i}'}}
+    assert {'name': 'workdir', **claim} in pod['volumes']
+    assert f'PersistentVolumeClaim/first-shard-{i}' in found
+    assert 'initContainers' not in pod
+
+
+# Containers beside a role, and probes.
+
+
+def test_the_evaluator_ends_with_the_syncer():
+  syncer = objects(a_launch(evaluated=16, metrics_port=9100))
+  pod = pod_of(syncer['JobSet/first-syncer'])
+  (beside,) = pod['initContainers']
+  (container,) = pod['containers']
+  assert beside['restartPolicy'] == 'Always'
+  assert beside['volumeMounts'] == container['volumeMounts']
+  opened = {each['name']: each['containerPort'] for each in container['ports']}
+  assert opened['metrics'] == 9100
+  noted = job_of(syncer['JobSet/first-syncer'])['template']['metadata']
+  assert noted['annotations']['prometheus.io/port'] == '9100'
+
+
+def test_what_the_processes_leave_comes_to_a_bucket():
+  whole = a_launch(evaluated=16, results_bucket='ours')
+  found = objects(whole)
+  for role in ROLES:
+    manifest = found[f'JobSet/first-{role}']
+    pod = pod_of(manifest)
+    bucket = gke.filled(gke.BUCKET, name='ours', read_only=False)
+    assert {'name': 'results', **bucket} in pod['volumes']
+    names = [each['name'] for each in pod['initContainers']]
+    is_syncer = role == 'syncer'
+    assert names == (
+      ['results', 'evaluator'] if is_syncer else ['restored', 'results']
+    )
+    for each in pod['initContainers']:
+      is_first = each['name'] == 'restored'  # The others begin behind it.
+      assert each.get('restartPolicy') == (None if is_first else 'Always')
+      place = {'name': 'results', 'mountPath': '/results'}
+      assert place in each['volumeMounts']
+    noted = job_of(manifest)['template']['metadata']['annotations']
+    assert noted == {'gke-gcsfuse/volumes': 'true'}
+    # A model is large, metrics are not.
+    grace_s = pod['terminationGracePeriodSeconds']
+    assert grace_s == (gke.COPY_GRACE_S if is_syncer else 30)
+  shared = objects(whole, shared_claim='filestore')
+  assert 'initContainers' not in pod_of(shared['JobSet/first-learner-0'])
+
+
+def test_files_are_copied_as_they_grow_and_once_more_at_the_end(
+  tmp_path, monkeypatch
+):
+  workdir, bucket = tmp_path / 'work dir', tmp_path / 'bucket'
+  monkeypatch.setattr(gke, 'RESULTS_FOLDER', str(bucket))
+  monkeypatch.setattr(gke, 'COPIED_EVERY_S', 0.1)
+  metrics = workdir / 'metrics' / 'learner-0.jsonl'
+  metrics.parent.mkdir(parents=True)
+  metrics.write_text('1\n')
+  for name in ('tape.jsonl', 'tape.jsonl.000001', 'checkpoints'):
+    (workdir / name).touch()
+  script = gke.copying(a_launch(workdir=str(workdir)))
+  copied = bucket / 'first' / 'metrics' / 'learner-0.jsonl'
+  with subprocess.Popen(['bash', '-c', script]) as started:
+    try:
+      until(copied.exists, 60, 'a first copy')
+      metrics.write_text('1\n2\n')
+      until(lambda: copied.read_text() == '1\n2\n', 60, 'a second')
+      (workdir / 'summary.json').touch()
+    finally:
+      started.terminate()
+    assert started.wait(60) == 0
+  found = sorted(each.name for each in (bucket / 'first').iterdir())
+  assert found == [
+    'metrics', 'summary.json', 'tape.jsonl', 'tape.jsonl.000001',
+  ]  # fmt: skip
+
+
+def test_a_new_pod_goes_on_with_the_files_of_the_last(tmp_path, monkeypatch):
+  workdir, bucket = tmp_path / 'work dir', tmp_path / 'bucket'
+  monkeypatch.setattr(gke, 'RESULTS_FOLDER', str(bucket))
+  whole = a_launch(workdir=str(workdir))
+  command = ['bash', '-c', gke.restoring(whole, whole.learners[1])]
+  assert subprocess.run(command).returncode == 0  # The first pod.
+  kept = bucket / 'first' / 'metrics'
+  kept.mkdir(parents=True)
+  for name in ('learner-0', 'learner-1', 'learner-10'):
+    (kept / f'{name}.jsonl').write_text(name)
+  (kept / 'learner-1.jsonl.000001').touch()
+  assert subprocess.run(command).returncode == 0
+  found = sorted(path.name for path in (workdir / 'metrics').iterdir())
+  assert found == ['learner-1.jsonl', 'learner-1.jsonl.000001']
+  assert (workdir / 'metrics' / 'learner-1.jsonl').read_text() == 'learner-1'
+
+
+def test_the_syncer_is_probed(tmp_path):
+  found = objects(a_launch(workdir=str(tmp_path / 'work dir')))
+  (container,) = pod_of(found['JobSet/first-syncer'])['containers']
+  ports = {each['name']: each['containerPort'] for each in container['ports']}
+  for probe in ('startupProbe', 'readinessProbe'):
+    assert container[probe]['tcpSocket']['port'] in ports
+  command = container['livenessProbe']['exec']['command']
+  status = tmp_path / 'work dir' / 'status.json'
+  status.parent.mkdir()
+  status.touch()
+  assert subprocess.run(command).returncode == 0
+  os.utime(status, (0, 0))
+  assert subprocess.run(command).returncode == 1
+  (learner,) = pod_of(found['JobSet/first-learner-0'])['containers']
+  assert not [name for name in learner if name.endswith('Probe')]
+
+
+def test_the_page_is_served_where_a_port_is_given():
+  syncer = objects(a_launch(), page_port=8080)['JobSet/first-syncer']
+  (beside,) = pod_of(syncer)['initContainers']
+  assert beside['ports'] == [
+    {'name': 'page', 'containerPort': 8080, 'protocol': 'TCP'}
+  ]
+  probe = beside['livenessProbe']['httpGet']
+  assert probe == {'path': '/metrics', 'port': 'page'}
+  shown = 'diloco.watch /workdir --insecure --host=$(DILOCO_HOST)'
+  assert shown in beside['command'][-1]

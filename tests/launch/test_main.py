@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m launch.main`: what it prints, runs and refuses, without jax."""
+
+import json
+import math
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from diloco.config.sections import ConfigError
+from diloco.sizing import syncer_machine
+from launch import job
+from launch.backends import BACKENDS, base
+from launch.backends.base import CommandFailed
+from launch.backends.gke import Gke
+from launch.backends.slurm import Slurm
+from launch.job import only, size_notes
+from launch.program import Processes, hosts_of_all, on_this_machine
+from tests.backends.launch_values import (
+  a_config,
+  a_large_config,
+  a_large_launch,
+  a_launch,
+)
+from tests.launch.forked import run_all
+
+pytestmark = pytest.mark.beside
+
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIG = '--config=experiments/quickstart.py:learners=4'
+FLAGS = {
+  'local': ['--workdir=/tmp/run'],
+  'gke': [
+    *('--workdir=/workdir', '--image=example.org/diloco:1'),
+    *('--accelerator=v5litepod-8', '--config.mesh.fsdp=8', '--capacity=spot'),
+    *('--secret=quickstart-{role}', '--token_file=/etc/diloco/secret/token'),
+    '--transfer_fenced',
+  ],
+  'queued_resources': [
+    *('--workdir=/workdir', '--image=example.org/diloco:1'),
+    *('--accelerator=v5litepod-8', '--config.mesh.fsdp=8'),
+    *('--project=p', '--zone=z', '--insecure'),
+  ],
+  'slurm': [
+    *('--workdir=/shared/run', '--accelerator=gpu', '--gpus_per_host=8'),
+    *('--config.mesh.fsdp=8', '--token_file=/shared/token'),
+    *('--transfer_fenced', '--sbatch=--partition=a100'),
+  ],
+}
+# Of each, a line that its output has, and how often all roles are there.
+SHOWN = {
+  'local': ('# learner-3', 6),  # The evaluation is a process too.
+  'gke': ('  name: quickstart-learner-3', 5),
+  'queued_resources': ('gcloud compute tpus queued-resources list', 5),
+  # Learners are one script.
+  'slurm': ('--array=0,1,2,3 --dependency=after:SYNCER_JOB --partition=a', 2),
+}
+STAND_IN = """#!/bin/bash
+echo "$(basename "$0") $*" >>"$FAKES/called"
+cat >"$FAKES/input"
+case $(basename "$0") in
+  squeue) cat "$FAKES/queue" ;;
+  sbatch) echo '4711;cluster' ;;
+esac
+if [[ -e $FAKES/refusal ]]; then cat "$FAKES/refusal" >&2; exit 3; fi
+"""
+
+
+def _main(*calls, **environment):
+  return run_all([['launch.main', *words] for words in calls], **environment)
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+  """A folder that is the PATH's first, with stand-ins that keep their input."""
+  for name in ('kubectl', 'sbatch', 'squeue', 'scancel'):
+    (tmp_path / name).write_text(STAND_IN)
+    (tmp_path / name).chmod(0o755)
+  (tmp_path / 'queue').touch()
+  monkeypatch.setenv('PATH', f'{tmp_path}:{os.environ["PATH"]}')
+  monkeypatch.setenv('FAKES', str(tmp_path))
+  return tmp_path
+
+
+def test_a_dry_run_starts_nothing_and_all_roles_log_in_the_same_way(tmp_path):
+  assert {'local', *BACKENDS} == set(FLAGS)
+  # With this PATH it could not start anything either.
+  calls = [
+    [CONFIG, f'--to={where}', '--dry_run', '--log_json', *flags]
+    for where, flags in FLAGS.items()
+  ]
+  for where, ended in zip(FLAGS, _main(*calls, PATH=str(tmp_path))):
+    assert ended.code == 0, ended.err
+    line, times = SHOWN[where]
+    assert line in ended.out
+    assert ended.out.count('--log_json') == times
+
+
+def test_what_gke_prints_is_what_kubectl_reads():
+  (ended,) = _main([CONFIG, '--to=gke', '--dry_run', *FLAGS['gke']])
+  kinds = [each['kind'] for each in yaml.safe_load_all(ended.out)]
+  claim = 'PersistentVolumeClaim'
+  assert kinds == ['ConfigMap', 'Service', claim, *['JobSet'] * 5]
+  # And the configuration is named as it is mounted.
+  assert '--config=/etc/diloco/config/quickstart.py:learners=4' in ended.out
+
+
+GKE = ['--to=gke', *FLAGS['gke']]
+REFUSED = (
+  (['--to=gke', '--workdir=/w'], '--image: is missing'),
+  (
+    ['--to=queued_resources', *FLAGS['queued_resources'], '--learner_cpus=4'],
+    '--learner_cpus: is for --to=gke and --to=slurm only',
+  ),
+  (['--to=slurm', *FLAGS['gke']], '--image: is for --to=gke'),
+  (['--to=mars'], 'mars'),
+  (['--to=local'], '--workdir: is missing'),
+  (['--to=local', '--port=1'], '--port: is for --to=gke'),
+  ([*GKE, '--config.mesh.fsdp=4'], 'a learner has 8 devices there, and config'),
+  ([*GKE, '--hosts=2,1'], '--hosts=2,1: one number for all, but for --to=loc'),
+  ([*GKE, '--hosts=2'], '--hosts=2: a slice v5litepod-8 has 1'),
+  ([*GKE, '--cpu_devices'], '--cpu_devices: is for'),
+  ([*GKE, '--chips_per_learner=2'], '--chips_per_learner: is for --to=local'),
+  ([*GKE, '--zone=z'], '--zone: is for --to=queued_resources only'),
+  ([*GKE, '--ttl_s=-1'], '--ttl_s=-1: must not be negative'),
+  ([*GKE, '--token_file=token'], '--token_file=token: in a container'),
+  (
+    ['--to=slurm', *FLAGS['slurm'], '--accelerator=v5litepod-8'],
+    '--accelerator=v5litepod-8: --to=slurm takes cpu and gpu',
+  ),
+  (
+    ['--to=local', '--workdir=/tmp/run', '--hosts=3', '--dry_run'],
+    '--hosts=3: the 3 of learner 0 do not share the devices',
+  ),
+  (
+    ['add-learner', '--to=local', '--workdir=/no/run', '--learner=3'],
+    '--workdir=/no/run: no launcher is running there',
+  ),
+  (['start-over', *GKE], 'start-over: must be one of'),
+  (['watch', *GKE], 'watch: is for --to=queued_resources'),
+  (['add-learner', '--dry_run', *GKE], '--learner: is for add-learner'),
+)
+
+
+def test_refused():
+  found = _main(*([CONFIG, *arguments] for arguments, _ in REFUSED))
+  for (arguments, words), ended in zip(REFUSED, found, strict=True):
+    assert ended.code == 78, arguments
+    assert words in ended.err
+    assert 'Traceback' not in ended.err
+
+
+def test_launching_imports_no_jax():
+  heavy = ('jax', 'flax', 'optax', 'orbax', 'grain', 'grpc', 'matplotlib')
+  code = (
+    'import sys, launch.main, launch.session, launch.backends, launch.train\n'
+    f'print([m for m in {heavy} if m in sys.modules])'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True
+  )
+  assert done.stdout == '[]\n'
+
+
+# What the steps of launch/README.md start.
+
+TEXT = (ROOT / 'launch' / 'README.md').read_text()
+# What each back end's variable ends in, by a line of what is shown.
+ENDS = {
+  'GKE': 'name: first-learner-4',
+  'QR': '--labels=run=first,role=learner,attempt=1',
+  'SLURM': '--array=4',
+}
+
+
+def _words(command: str) -> list[str]:
+  """Returns a command of the page with its variables, behind `python -m`."""
+  assert command in TEXT
+  given = re.findall(r'^ +export (.*)', TEXT, re.MULTILINE)
+  given += re.findall(r'^ +((?:RUN|GKE|QR|SLURM|POD)="[^"]*")', TEXT, re.M)
+  ended = subprocess.run(
+    ['bash', '-eu'],
+    input='\n'.join(
+      [*given, f'printf "%s\\n" {command.removeprefix("python -m ")}']
+    ),
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  words = ended.stdout.splitlines()
+  return words if '--dry_run' in words else [*words, '--dry_run']
+
+
+def test_the_launches_of_the_page():
+  calls = []
+  for name in ENDS:
+    calls.append(f'python -m launch.main $RUN ${name} --dry_run')
+    add = 'add-learner --learner=4'
+    calls.append(f'python -m launch.main {add} $RUN ${name}')
+  for name in ('GKE', 'QR'):
+    calls.append(f'python -m launch.main $RUN ${name} $POD --dry_run')
+  found = dict(zip(calls, run_all([_words(each) for each in calls])))
+  assert [each for each in found.values() if each.code] == []
+  for name, end in ENDS.items():
+    shown = found[f'python -m launch.main $RUN ${name} --dry_run'].out
+    assert 'learner-3' in shown or '--array=0,1,2,3' in shown
+    assert 'learner-4' not in shown
+    add = 'add-learner --learner=4'
+    assert end in found[f'python -m launch.main {add} $RUN ${name}'].out
+  for name, end in (
+    ('GKE', '              - --hosts=4\n'),
+    ('QR', '--accelerator-type=v5litepod-16 '),
+  ):
+    shown = found[f'python -m launch.main $RUN ${name} $POD --dry_run'].out
+    assert end in shown and 'pod-learner-3' in shown
+
+
+def test_learners_of_several_processes_here():
+  (words,) = re.findall(r'python -m launch\.local (.*\\\n.*--hosts=.*)', TEXT)
+  words = shlex.split(words.replace('\\\n', ' '))
+  (ended,) = _main([*words, '--dry_run'])
+  assert ended.code == 0, ended.err
+  assert '# learner-0.1\n' in ended.out
+  assert '# learner-1.1\n' not in ended.out
+
+
+# Back ends call programs of their clusters.
+
+
+def test_kubectl_gets_all(programs):
+  (ended,) = _main([CONFIG, *GKE])
+  assert ended.code == 0, ended.err
+  called = (programs / 'called').read_text()
+  assert called == 'kubectl --namespace=default apply --filename=-\n'
+  assert len(list(yaml.safe_load_all((programs / 'input').read_text()))) == 8
+
+
+def test_what_a_program_says_is_passed_on(programs):
+  (programs / 'refusal').write_text('error: no cluster\n')
+  (ended,) = _main([CONFIG, *GKE])
+  assert ended.code == 1
+  assert 'kubectl --namespace=default apply --filename=-' in ended.err
+  assert 'exit code 3' in ended.err
+  assert 'error: no cluster' in ended.err
+
+
+def test_a_program_that_is_missing_is_named(monkeypatch, tmp_path):
+  monkeypatch.setenv('PATH', str(tmp_path))
+  with pytest.raises(CommandFailed, match="no program 'kubectl' on the PATH"):
+    Gke().start(a_launch())
+
+
+def test_kubernetes_adds_and_removes_one_learner(programs):
+  backend, whole = Gke(namespace='lab'), a_launch(learners_at_first=1)
+  backend.add(whole, 1)
+  (added,) = yaml.safe_load_all((programs / 'input').read_text())
+  assert added['metadata']['name'] == 'first-learner-1'
+  backend.remove(whole, 1)
+  assert (programs / 'called').read_text().splitlines() == [
+    'kubectl --namespace=lab apply --filename=-',
+    'kubectl --namespace=lab delete jobset first-learner-1',
+  ]
+
+
+def test_slurm_starts_adds_and_removes_learners(programs, tmp_path):
+  workdir = tmp_path / 'run'
+  whole = a_launch(workdir=str(workdir), learners=3, learners_at_first=2)
+  backend = Slurm(sbatch=['--partition=a'])
+  backend.start(whole)
+  assert (workdir / 'logs').is_dir()
+  backend.add(whole, 2)
+  (programs / 'queue').write_text('9_0 0 RUNNING\n12_1 1 RUNNING\n')
+  backend.remove(whole, 1)
+  called = (programs / 'called').read_text().splitlines()
+  _, learners, joining = [each for each in called if each.startswith('sbatch')]
+  assert '--array=0,1 --dependency=after:4711 --partition=a' in learners
+  assert '--array=2 --partition=a' in joining
+  assert called[-1] == 'scancel --batch --signal=USR1 12_1'
+
+
+def test_slurm_never_starts_a_learner_twice(programs, tmp_path):
+  (programs / 'queue').write_text('9_1 1 PENDING\n')
+  whole = a_launch(workdir=str(tmp_path / 'run'))
+  with pytest.raises(ConfigError, match='first-learner-1: is in the queue'):
+    Slurm().start(whole)
+  assert 'sbatch' not in (programs / 'called').read_text()
+
+
+def test_arguments_pass_as_they_are():
+  words = ["a b'c", '$(d)', '*', '']
+  show = 'import json, sys; print(json.dumps(sys.argv[1:]))'
+  text = base.run([sys.executable, '-I', '-c', show, *words])
+  assert json.loads(text) == words
+
+
+# A launch as a value: what it holds, and what it refuses with which words.
+
+
+def test_less_than_the_planner_says_is_said():
+  config = a_large_config('v5e-32')
+  planned, place = (
+    syncer_machine.of_config(config),
+    a_large_launch('v5e-32').syncer.resources,
+  )
+  assert place.memory_gib == planned.memory_gib > 100
+  assert place.disk_gib == planned.disk_gib > 190
+  assert not [*size_notes(config, place)]
+  place = a_large_launch('v5e-32', syncer_memory_gib=16).syncer.resources
+  (note,) = size_notes(config, place)
+  assert note.startswith('--syncer_memory_gib=16: the syncer takes 104 GiB')
+
+
+def test_a_model_of_ones_own_gets_what_is_said():
+  own = 'experiments.own_model:model'
+  config = a_config(1, **{'model.kind': own})
+  place = a_launch(config=config).syncer.resources
+  assert (place.cpus, place.memory_gib, place.disk_gib) == (4, 16, 50)
+  (note,) = size_notes(config, place)
+  assert f'kind={own}: how large it is' in note
+
+
+def _refusal(**changes) -> str:
+  with pytest.raises(ConfigError) as caught:
+    a_launch(**changes)
+  return '\n'.join(caught.value.problems)
+
+
+@pytest.mark.parametrize('name', job.TPUS)
+def test_chips_of_hosts_are_chips_of_the_topology(name):
+  chosen = job.accelerator(name)
+  chips = math.prod(int(side) for side in chosen.topology.split('x'))
+  assert chosen.hosts * chosen.chips_per_host == chips
+  family, _, number = name.partition('-')
+  assert chips == int(number) // (2 if family == 'v5p' else 1)
+
+
+def test_a_slice_of_v5e_goes_by_both_names():
+  """Both names are the same slice, as `diloco.plan` takes them."""
+  assert job.accelerator('v5e-256') is job.accelerator('v5litepod-256')
+
+
+V5E_16 = {'accelerator': 'v5litepod-16'}
+
+
+@pytest.mark.parametrize(
+  'name', ['own_model', 'Run', '1st', 'run-', '-run', 'a' * 33, 'a b', "it's"]
+)
+def test_a_name_that_kubernetes_would_refuse(name):
+  assert f'--run_name={name}: must be a name of RFC 1123' in _refusal(
+    run_name=name
+  )
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    ({'knows_peers': False}, 'without proving who they are'),
+    ({'accelerator': 'cpu', 'gpus_per_host': 4}, 'config.mesh asks for 4'),
+    ({'accelerator': 'gpu'}, '--gpus_per_host=0'),
+    ({'accelerator': 'v5litepod8'}, 'did you mean v5litepod-8?'),
+    ({'accelerator': 'v5litepod8'}, 'v5p-256'),
+    ({**V5E_16, 'mesh': 4}, 'has 16 devices there, and config'),
+    ({**V5E_16, 'hosts': 2}, '--hosts=2: a slice v5litepod-16 has 4'),
+    ({**V5E_16, 'has_token': False}, '4 hosts of a learner know each other'),
+    ({**V5E_16, 'transfer_fenced': False}, 'give --transfer_fenced'),
+    ({'workdir': 'runs/first'}, 'must be absolute'),
+    ({'capacity': 'reservation'}, 'a reservation needs its name'),
+    ({'reservation': 'ours'}, 'a reservation needs its name'),
+    ({'port': 0}, '--port=0: must be in 1 … 65535'),
+    ({'notice_s': 0}, '--notice_s=0'),
+    ({'restarts_max': -1}, '--restarts_max=-1'),
+    ({'learners_at_first': 17}, '--learners_at_first=17: must be in 1 … 16'),
+    ({'metrics_port': 65530}, '--metrics_port=65530: each role has a port'),
+  ],
+)
+def test_a_launch_that_can_not_be(changes, words):
+  assert words in _refusal(**changes)
+
+
+def test_what_can_be():
+  for changes in (
+    {**V5E_16, 'insecure': True, 'has_token': False, 'transfer_fenced': False},
+    {**V5E_16, 'hosts': 4},
+    {'accelerator': 'gpu', 'gpus_per_host': 8, 'hosts': 2},
+  ):
+    a_launch(**changes)
+  told = _refusal(run_name='A', port=0, knows_peers=False)
+  assert len(told.splitlines()) == 3, 'all problems at once'
+
+
+def test_who_is_in_it():
+  whole = a_launch(learners=3, learners_at_first=2)
+  names = [
+    whole.role_name(each) for each in (whole.syncer, *whole.first_learners)
+  ]
+  assert names == ['first-syncer', 'first-learner-0', 'first-learner-1']
+  assert only(whole, 2).name == 'learner-2'
+  for learner in (-1, 16):
+    with pytest.raises(ConfigError, match='has learners 0 to 15'):
+      only(whole, learner)
+
+
+# How many hosts each learner has, and how they share its devices.
+
+
+def _forced(count):
+  return (('XLA_FLAGS', f'--xla_force_host_platform_device_count={count}'),)
+
+
+def test_hosts_share_the_devices_of_a_learner():
+  assert on_this_machine(a_config(4), '2,1', True, '') == (
+    Processes(2, _forced(2)),
+    Processes(1, _forced(4)),
+  )
+  assert on_this_machine(a_config(4, 3), '4', False, '') == (Processes(4),) * 3
+  (each,) = on_this_machine(a_config(4, 1), '1', True, '--xla_a=b')
+  ((_, value),) = each.environment
+  assert value == f'--xla_a=b {_forced(4)[0][1]}', 'others are kept'
+  assert hosts_of_all('3') == 3
+  with pytest.raises(ConfigError, match='2,1: one number for all'):
+    hosts_of_all('2,1')
+
+
+@pytest.mark.parametrize(
+  'asked, words',
+  [
+    *((each, 'must be a number from 1') for each in ('', '0', '-1', '2,')),
+    ('2,1,1', '--hosts=2,1,1: has 3 numbers, and there are 2 learners'),
+    ('1,3', 'the 3 of learner 1 do not share the devices of config.mesh'),
+  ],
+)
+def test_hosts_that_can_not_be(asked, words):
+  with pytest.raises(ConfigError, match=words):
+    on_this_machine(a_config(4), asked, False, '')
