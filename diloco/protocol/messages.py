@@ -186,10 +186,15 @@ class Offer(OfferTerms):
 
 @dataclasses.dataclass(frozen=True)
 class WantFragment:
-  """Asks for the full fragment: an update was missed or did not match."""
+  """Asks for the full fragment: an update was missed or did not match.
+
+  It is not answered while a full fragment is on its way already: another would
+  withdraw that one before it is fetched.
+  """
 
   fragment: int
   reason: str
+  received: int = 0  # Full fragments of it that this session has brought.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,7 +374,7 @@ class Postponed:
 
 @dataclasses.dataclass(frozen=True)
 class FullFragment:
-  """The fragment itself, in f32: the answer to `WantFragment`."""
+  """The fragment itself, in f32, announced; it withdraws the one before."""
 
   fragment: int
   version: int

@@ -108,6 +108,7 @@ class UnequalWires:
     sizes: sizes of the fragments, relative to the usual one.
     stall_share: share of the pulls that take up to `STALL_S` longer.
     seed: seed of the stalls.
+    full_updates: time of a full fragment, by that of an update.
 
   Attributes:
     throttled: current factor on the time that bytes take, by learner id.
@@ -125,6 +126,7 @@ class UnequalWires:
     sizes: Sequence[float],
     stall_share: float,
     seed: int,
+    full_updates: float = 1.0,
   ):
     self.throttled: dict[int, float] = {}
     self.stall_share = stall_share
@@ -133,6 +135,7 @@ class UnequalWires:
     self._links = links
     self._sizes = sizes
     self._random = random.Random(f'stalls of {seed}')
+    self._full_updates = full_updates
 
   def pieces(self, cargo: Cargo) -> int:
     """Returns the number of pulls; see `Wires`."""
@@ -155,6 +158,8 @@ class UnequalWires:
     """Returns when a pull is over; see `Wires`."""
     size = 1.0 if cargo is Cargo.STATE else self._sizes[fragment]
     transfer_s = self._transfer_s * size
+    if cargo is Cargo.FRAGMENT:
+      transfer_s *= self._full_updates
     if source != SYNCER:
       transfer_s *= self._links.get(source, USUAL).up
     if target != SYNCER:

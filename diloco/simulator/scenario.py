@@ -3,7 +3,9 @@
 
 Seeds below `WIDE_FROM` keep their draws for ever, so that `seeds.txt` stays
 valid: equal links, fragments of one size, at most four learners. From there on,
-anything of `Surroundings` may be added.
+anything of `Surroundings` may be added, and from `BURDENED_FROM` on, in some, a
+link on which updates take longer than rounds, or many learners and a restart of
+the syncer.
 """
 
 import dataclasses
@@ -18,6 +20,8 @@ from diloco.simulator.network import USUAL, LinkDeviation, UnequalWires
 from diloco.simulator.timing import Timing
 
 WIDE_FROM = 10**8
+BURDENED_FROM = 10**14
+SLOW_SHARE, MANY_SHARE = 0.08, 0.04  # Of the seeds from there on.
 SYNCER_NAME = 'syncer'
 NEW = 'newcomer'  # An id that was not seen before.
 # Kind, its target ('': a drawn learner), weight. Their order is that of the
@@ -59,12 +63,16 @@ class Surroundings:
     stall_share: share of the pulls that take far longer.
     partitions: of learners of several hosts, by id.
     finish: faults, in seconds after the run has begun to finish.
+    full_updates: time of a full fragment, by that of an update.
+    slow: learners to which updates take longer than rounds.
   """
 
   sizes: tuple[float, ...]
   stall_share: float
   partitions: Mapping[int, str]
   finish: tuple[Fault, ...]
+  full_updates: float = 1.0
+  slow: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +94,9 @@ class Scenario:
   @property
   def pull_s(self) -> float:
     """Time to pull the largest fragment over the slowest link, healed."""
-    largest = max(self.wide.sizes) if self.wide else 1.0
+    largest = 1.0
+    if self.wide:
+      largest = max(self.wide.sizes) * self.wide.full_updates
     links = [*self.timing.links.values(), USUAL]
     return (
       self.timing.latency_s
@@ -128,6 +138,7 @@ class Scenario:
       self.wide.sizes,
       self.wide.stall_share,
       self.seed,
+      self.wide.full_updates,
     )
 
   @property
@@ -182,7 +193,10 @@ def draw(seed: int) -> Scenario:
     shards=shards,
     last_shard=last_shard,
   )
-  return scenario if seed < WIDE_FROM else _widened(scenario)
+  if seed < WIDE_FROM:
+    return scenario
+  scenario = _widened(scenario)
+  return scenario if seed < BURDENED_FROM else _burdened(scenario)
 
 
 def _draw_late_pulls(seed: int) -> dict[str, float]:
@@ -396,3 +410,85 @@ def _draw_finish(rng: random.Random, shards: int) -> tuple[Fault, ...]:
     after_s += rng.choice((0.05, 0.5, 2.0))
     faults.append(Fault(0, after_s, 'kill', SYNCER_NAME))  # and is back.
   return tuple(faults)
+
+
+# The burdened space ----------------------------------------------------------
+
+
+def _burdened(scenario: Scenario) -> Scenario:
+  """Adds a link that is too slow, or many learners, to a share of the seeds."""
+  rng = random.Random(f'burdened {scenario.seed}')
+  drawn = rng.random()
+  if drawn < SLOW_SHARE:
+    return _with_a_slow_link(rng, scenario)
+  if drawn < SLOW_SHARE + MANY_SHARE:
+    return _with_many_learners(rng, scenario)
+  return scenario
+
+
+def _with_a_slow_link(rng: random.Random, scenario: Scenario) -> Scenario:
+  """Draws a learner whose updates take longer than rounds do.
+
+  Rounds go on without it, and its work is admitted if it is a little stale.
+  """
+  config, timing = scenario.config, scenario.timing
+  learners = max(2, config.learners)
+  every = max(2, config.sync_every_steps)
+  config = dataclasses.replace(
+    config,
+    learners=learners,
+    quorum=rng.randint(1, learners - 1),
+    sync_every_steps=every,
+    overlap_steps=config.overlap_steps or every - 1,
+    max_staleness_versions=rng.choice((1, 3, 6)),
+    total_steps=10_000,
+  )
+  sizes = scenario.wide.sizes
+  round_s = config.spacing_steps * min(timing.step_s.values())
+  usual_s = timing.transfer_s * sum(sizes) / len(sizes)
+  slow = rng.randrange(learners)
+  link = dataclasses.replace(
+    timing.links.get(slow, USUAL),
+    down=rng.choice((1.2, 2.0, 4.0)) * round_s / usual_s,
+  )
+  return dataclasses.replace(
+    scenario,
+    config=config,
+    timing=dataclasses.replace(timing, links={**timing.links, slow: link}),
+    wide=dataclasses.replace(
+      scenario.wide,
+      finish=(),
+      full_updates=rng.choice((1.0, 4.0, 7.5)),
+      slow=frozenset({slow}),
+    ),
+  )
+
+
+def _with_many_learners(rng: random.Random, scenario: Scenario) -> Scenario:
+  """Draws many learners, and a restart that loses the last closes' bytes."""
+  timing = scenario.timing
+  learners = rng.randint(16, 24)
+  usual_s = min(timing.step_s.values())
+  step_s = {
+    m: timing.step_s.get(m, usual_s * rng.choice((1.0, 1.0, 1.2, 2.0)))
+    for m in range(learners + NEWCOMERS_MAX)
+  }
+  config = dataclasses.replace(
+    scenario.config,
+    learners=learners,
+    quorum=rng.choice((1, learners // 2, rng.randint(1, learners), learners)),
+  )
+  until_s = scenario.faults[-1].at_s
+  dies_s = rng.uniform(0.5 * until_s, until_s)
+  restart = [
+    Fault(0, at_s, 'kill', SYNCER_NAME)
+    for at_s in (dies_s, dies_s + rng.choice((0.2, 1.0, 4.0)))
+  ]
+  faults = sorted((*scenario.faults, *restart), key=lambda fault: fault.at_s)
+  return dataclasses.replace(
+    scenario,
+    config=config,
+    timing=dataclasses.replace(timing, step_s=step_s),
+    checkpoint_rounds=10,
+    faults=tuple(faults),
+  )

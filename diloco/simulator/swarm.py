@@ -6,11 +6,15 @@ event. Then a liveness phase: all heals, and every fragment must advance within
 a bound, so that no process waits for ever.
 """
 
+import collections
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from diloco import faults
 from diloco.faults import Fault, number_of
+from diloco.protocol import messages
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.invariants import hold
 from diloco.simulator.observer import ClusterObserver
@@ -20,6 +24,12 @@ from diloco.simulator.scenario import SYNCER_NAME, THROTTLED, Scenario, draw
 TRIPS = AssertionError, AttributeError, LookupError, TypeError, ValueError
 SYMPTOM_CHARS = 200  # For one failure in a list of many.
 END_IN_SIGHT_STEPS = 30  # An end that is further away is not waited for.
+MANY_LEARNERS = 16
+# What a scenario may have had, as it is counted in the output.
+SLOW_LINK = 'a link slower than rounds'
+SEVERAL_VERSIONS = 'a pull of several versions'
+LOST_FRAGMENT = f'a lost fragment and {MANY_LEARNERS} learners or more'
+WITNESSED = SLOW_LINK, SEVERAL_VERSIONS, LOST_FRAGMENT
 LOOK_S = 1.0  # Interval of the checks of a healed run's progress.
 
 
@@ -164,12 +174,42 @@ class SwarmStage:
       self._cluster.spoil(learner, unusable=True)
 
 
+class SwarmObserver(ClusterObserver):
+  """Checks the invariants, and notes what of interest a scenario had.
+
+  Attributes:
+    witnessed: of `WITNESSED`.
+  """
+
+  def __init__(self, scenario: Scenario):
+    super().__init__(scenario.config)
+    self.witnessed: set[str] = set()
+    self._slow = scenario.wide.slow if scenario.wide else frozenset()
+    self._many = scenario.config.learners >= MANY_LEARNERS
+
+  def at_learner(self, process, event, effects):
+    super().at_learner(process, event, effects)
+    if process.id in self._slow and process.machine.snapshot().link.ratio > 1.0:
+      self.witnessed.add(SLOW_LINK)
+    for effect in effects:
+      match effect:
+        case learner_events.FetchUpdates(updates=(_, _, *_)):
+          self.witnessed.add(SEVERAL_VERSIONS)
+
+  def at_syncer(self, syncer, event, effects):
+    super().at_syncer(syncer, event, effects)
+    for effect in effects if self._many else ():
+      match effect:
+        case syncer_events.Send(message=messages.DonateFragment()):
+          self.witnessed.add(LOST_FRAGMENT)
+
+
 class Swarm:
   """One scenario as it goes."""
 
   def __init__(self, scenario: Scenario):
     self.scenario = scenario
-    self.observer = ClusterObserver(scenario.config)
+    self.observer = SwarmObserver(scenario)
     self.cluster = Cluster(
       scenario.config,
       scenario.timing,
@@ -395,17 +435,22 @@ class Survey:
     seeds: number of seeds.
     events: number of events of all machines.
     failures: (seed, what failed).
+    witnessed: number of seeds, by what they had (`WITNESSED`).
   """
 
   seeds: int = 0
   events: int = 0
   failures: tuple[tuple[int, str], ...] = ()
+  witnessed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def plus(self, other: 'Survey') -> 'Survey':
+    witnessed = collections.Counter(self.witnessed)
+    witnessed.update(other.witnessed)
     return Survey(
       self.seeds + other.seeds,
       self.events + other.events,
       self.failures + other.failures,
+      witnessed,
     )
 
 
@@ -420,5 +465,7 @@ def survey(seeds: Iterable[int]) -> Survey:
     except TRIPS as error:
       symptom = f'{type(error).__name__}: {error}'[:SYMPTOM_CHARS]
       failures = ((seed, symptom),)
-    total = total.plus(Survey(1, swarm.observer.events, failures))
+    witnessed = dict.fromkeys(swarm.observer.witnessed, 1)
+    one = Survey(1, swarm.observer.events, failures, witnessed)
+    total = total.plus(one)
   return total

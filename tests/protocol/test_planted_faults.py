@@ -355,6 +355,16 @@ def _fetches_beside_a_donors_state(patch):
   patch.setattr(updates, 'on_full_fragment', on_full_fragment)
 
 
+def _answers_every_request(patch):
+  """Plants that each answer withdraws the one before, which is on its way."""
+  original = absence.on_want
+
+  def on_want(state, learner, want):
+    return original(state, learner, changed(want, received=1 << 30))
+
+  patch.setattr(absence, 'on_want', on_want)
+
+
 def _never_ends(patch):
   patch.setattr(closing, '_end_if_over', lambda state: None)
 
@@ -375,6 +385,7 @@ def _says_not_which_is_newest(patch):
 RARE = {
   _says_not_which_is_newest: WIDE_FROM + 76,
   _sets_learners_back: 25,
+  _answers_every_request: WIDE_FROM + 24,
   _fetches_beside_a_donors_state: 835832630032,
   _lets_the_quarantined_in: 1338,
   _forgets_who_refused_to_be_merged: 760,
@@ -403,6 +414,7 @@ RARE = {
     (_forgets_who_refused_to_be_merged, '7: no progress'),
     (_never_ends, '7: the run does not end'),
     (_says_not_which_is_newest, '7: no progress'),
+    (_answers_every_request, '7: no progress'),
     (_stays_after_its_time, '8: a tick that changes nothing'),
     (_retires_nothing, '8: offers of learner'),
     (_keeps_every_offer, '8: offers of'),

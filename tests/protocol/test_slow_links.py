@@ -8,7 +8,7 @@ import pytest
 from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.learner import events as learner_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
-from diloco.simulator.network import Cargo, LinkDeviation, UnequalWires
+from diloco.simulator.network import LinkDeviation, UnequalWires
 from diloco.simulator.observer import ClusterObserver
 from diloco.simulator.timing import Timing
 from tests.protocol.cluster_stage import config_of
@@ -17,17 +17,6 @@ SLOW, LEARNERS, FRAGMENTS = 3, 4, 8
 STEP_S, TRANSFER_S = 0.5, 0.01
 FULL_UPDATES = 7.5  # A full fragment in f32, by an update at 4 bits.
 STEPS = 300
-
-
-class CodedWires(UnequalWires):
-  """Wires over which a full fragment takes longer than an update."""
-
-  LONGEST_S = 1e9
-
-  def arrival_s(self, now_s, source, target, cargo, fragment):
-    at_s = super().arrival_s(now_s, source, target, cargo, fragment)
-    full = cargo is Cargo.FRAGMENT
-    return now_s + (at_s - now_s) * (FULL_UPDATES if full else 1.0)
 
 
 class FetchCounts(ClusterObserver):
@@ -48,24 +37,27 @@ class FetchCounts(ClusterObserver):
 
 
 def _run(factor: float) -> tuple[FetchCounts, Cluster]:
-  config = config_of({
-    'learners': LEARNERS,
-    'fragments': FRAGMENTS,
-    'sync_every_steps': FRAGMENTS,
-    'quorum': 2,
-    'max_staleness_versions': 4,
-    'blend': 'carry',
-    'patience': 1.0,
-    'total_steps': 10**6,
-  })
+  config = config_of(
+    {
+      'learners': LEARNERS,
+      'fragments': FRAGMENTS,
+      'sync_every_steps': FRAGMENTS,
+      'quorum': 2,
+      'max_staleness_versions': 4,
+      'blend': 'carry',
+      'patience': 1.0,
+      'total_steps': 10**6,
+    }
+  )
   observer = FetchCounts(config)
-  wires = CodedWires(
+  wires = UnequalWires(
     TRANSFER_S,
     0.005,
     {SLOW: LinkDeviation(down=factor * STEP_S / TRANSFER_S)},
     [1.0] * FRAGMENTS,
     stall_share=0.0,
     seed=1,
+    full_updates=FULL_UPDATES,
   )
   cluster = Cluster(
     config,

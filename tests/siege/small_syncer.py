@@ -171,7 +171,8 @@ class GoodLearner:
     for message in honest_step(self._steps):
       self._client.send(message)
     began_s = time.monotonic()
-    self._client.send(messages.WantFragment(0, 'to be answered'))
+    received = len(self.answers_s)
+    self._client.send(messages.WantFragment(0, 'to be answered', received))
     answer = None
     while not isinstance(answer, messages.FullFragment):
       answer = self._answers.get(timeout=WAIT_S)

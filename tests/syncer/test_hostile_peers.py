@@ -200,7 +200,7 @@ def test_a_flood_of_reports_delays_nobody(tmp_path):
     answers_s, behind, unread = [], [], 0
     while not said.wait(0.02):
       began_s, read = time.monotonic(), stage.steps_of(1)
-      good.say(messages.WantFragment(0, 'beside a flood'))
+      good.say(messages.WantFragment(0, 'beside a flood', len(answers_s)))
       good.hear(messages.FullFragment)
       answers_s.append(time.monotonic() - began_s)
       behind.append(stage.steps_of(1) - read)

@@ -159,6 +159,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
       told=(announced, welcome.crcs[p]),
       unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
       needed=announced,
+      received=0,
       # An update that said more was lost with the syncer's ledger.
       merged_version=min(fragment.merged_version, announced),
       # Offers end with their session. Whether one was merged is said by the

@@ -108,6 +108,7 @@ class Fragment:
   postponed: bool = False  # It comes once its shard is back.
   ask_at_s: float | None = None  # When to ask; None: already asked.
   asked_at_s: float = float('-inf')
+  received: int = 0  # Full fragments that this session has announced.
 
   @property
   def complete(self) -> bool:
@@ -152,8 +153,7 @@ class Fragment:
       step > self.from_step
       and self.applied
       and not (self.wanted or self.unlike or self.full is not None)
-      and self.merged is None
-      and not self.merged_other
+      and self.host >= self.merged_version
       and self.coming - self.base <= staleness_max
     )
 

@@ -58,6 +58,7 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
   core.set_fragment(
     p,
     told=(message.version, message.crc),
+    received=fragment.received + 1,
     # The syncer has gone on with other bytes of a version that is here: nothing
     # may begin with these, nor be offered or donated, until the others arrive.
     unlike=fragment.unlike or held_otherwise,
@@ -70,8 +71,7 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
     return
   made = fragment.found(*named)
   if made is not None:
-    if fragment.merged is None:
-      core.set_fragment(p, merged=made, merged_version=message.version)
+    core.set_fragment(p, merged=made, merged_version=message.version)
     by = f'version {message.version}'
     leaving.on_merged(core, p, made.handle, made.step, by)
   core.set_fragment(
@@ -312,7 +312,7 @@ def want(core: Core, p: int, reason: str):
     core.set_fragment(p, wanted=True, ask_at_s=ask_at_s)
     return
   core.set_fragment(p, wanted=True, ask_at_s=None, asked_at_s=core.state.now)
-  core.send(messages.WantFragment(p, reason))
+  core.send(messages.WantFragment(p, reason, fragment.received))
 
 
 def ask_again(core: Core):

@@ -140,12 +140,17 @@ def on_want(
   """Sends the full fragment to a learner that missed or could not apply an
   update; one that is away it has to wait for.
 
+  One that is on its way was sent after all that the learner knew of when it
+  asked, so it will do.
+
   Returns:
     Which protocol rule the message breaks; None if it breaks none.
   """
   p = want.fragment
   if not 0 <= p < state.config.fragments:
     return f'wants fragment {p}'
+  if want.received < state.members[learner].full_sent.get(p, 0):
+    return None
   if not is_away(state, p):
     recovery.send_full(state, learner, p, messages.brief(want.reason))
     return None

@@ -55,6 +55,8 @@ class Member:
     default_factory=dict
   )
   way_back_s: Ema = dataclasses.field(default=Ema())  # From merge to its host.
+  # Full fragments announced to this session, by fragment.
+  full_sent: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 class Members(dict[int, Member]):

@@ -379,9 +379,13 @@ def serve(state: SyncerState, p: int, learners: Collection[int]):
 def send_full(state: SyncerState, learner: int, fragment: int, reason: str):
   """Has the full fragment sent to a learner's session."""
   merged = state.accounts[learner].merged_offers.get(fragment, (0, 0))
-  incarnation = state.members[learner].incarnation
+  member = state.members[learner]
+  sent = member.full_sent.get(fragment, 0) + 1
+  state.change(learner, full_sent={**member.full_sent, fragment: sent})
   state.emit(
-    syncer_events.SendFull(learner, incarnation, fragment, reason, merged)
+    syncer_events.SendFull(
+      learner, member.incarnation, fragment, reason, merged
+    )
   )
   # It is delivered another way.
   way_back.forget_published(state, learner, fragment)
