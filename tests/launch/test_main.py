@@ -313,7 +313,7 @@ def test_less_than_the_planner_says_is_said():
   assert not [*size_notes(config, place)]
   place = a_large_launch('v5e-32', syncer_memory_gib=16).syncer.resources
   (note,) = size_notes(config, place)
-  assert note.startswith('--syncer_memory_gib=16: the syncer takes 104 GiB')
+  assert note.startswith('--syncer_memory_gib=16: the syncer takes 123 GiB')
 
 
 def test_a_model_of_ones_own_gets_what_is_said():
