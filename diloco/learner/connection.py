@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from absl import logging
 
+from diloco.protocol import messages
 from diloco.protocol.incarnation import incarnation_of, process_after
 from diloco.transport.auth import OPEN, Access
 from diloco.transport.control_client import (
@@ -22,6 +23,7 @@ from diloco.transport.sockets import HostUnknown
 ATTEMPT_S = 2.0  # For one attempt to connect.
 RETRY_S = (0.1, 0.5)  # Pause between attempts: the first, and the longest.
 TELL_EVERY_S = 5.0  # Interval of the log line that there is no syncer.
+INQUIRE_S = 10.0  # For the answer to an inquiry.
 RISES_MAX = 8  # For a process overtaken by others before it is admitted.
 
 
@@ -207,3 +209,34 @@ class SyncerConnection:
     session.client.close()  # After what is queued.
     logging.info('the session ended: %s', reason)
     self._callbacks.on_close(reason)
+
+
+def why_refused(
+  address: str, access: Access, inquiry: messages.Inquiry
+) -> str | None:
+  """Asks the syncer why it would refuse this learner's hello for good.
+
+  Returns:
+    The reason; None if there is none, or if no syncer is there yet: then the
+    hello itself decides.
+
+  Raises:
+    NotAdmitted: the syncer requires another token.
+  """
+  answers: queue.SimpleQueue = queue.SimpleQueue()
+  client = ControlClient(address, answers.put, answers.put, access=access)
+  try:
+    client.connect(ATTEMPT_S)
+    client.send(inquiry)
+    answer = answers.get(timeout=INQUIRE_S)
+  except NotAdmitted:
+    raise
+  except (ConnectFailed, HostUnknown, queue.Empty) as error:
+    why = error or f'no answer in {INQUIRE_S:g} s'
+    logging.info(
+      'no syncer at %s yet (%s): programs are compiled meanwhile', address, why
+    )
+    return None
+  finally:
+    client.close()
+  return answer.reason if isinstance(answer, messages.Refusal) else None

@@ -29,19 +29,6 @@ Newcomer = tuple[int, int]  # (learner, incarnation).
 
 
 @dataclasses.dataclass(frozen=True)
-class OfferedState:
-  """The payloads that one host offers to a newcomer.
-
-  Attributes:
-    address: where it is pulled.
-    parts: P fragments, then the inner state.
-  """
-
-  address: str
-  parts: tuple[messages.Part, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class FetchedState:
   """The bytes that one host has pulled from a donor; none is in use yet.
 
@@ -73,7 +60,7 @@ class Donations:
     handles: Sequence[int],
     thetas: Sequence[Arrays],
     state,
-  ) -> OfferedState:
+  ) -> tuple[str, tuple[messages.Part, ...]]:
     """Offers this process's part of Θ and of the inner state.
 
     Args:
@@ -81,6 +68,9 @@ class Donations:
       handles: one for each payload, in order; there may be more.
       thetas: Θ_p by fragment.
       state: a copy of the inner state.
+
+    Returns:
+      Where it is pulled, and its payloads: P fragments, then the inner state.
     """
     self.end(newcomer)
     publisher = self._plane.publisher(f'newcomer {newcomer[0]}')
@@ -93,17 +83,14 @@ class Donations:
       said.append(_offered(publisher, next(left), data))
     for data in self._part.state_chunks(state):
       said.append(_offered(publisher, next(left), data))
-    return OfferedState(publisher.address, tuple(said))
+    return publisher.address, tuple(said)
 
-  def end(self, newcomer: Newcomer):
-    """Withdraws what was offered to a newcomer, if anything was."""
-    publisher = self._publishers.pop(newcomer, None)
-    if publisher is not None:
-      publisher.close()
-
-  def end_all(self):
-    for newcomer in list(self._publishers):
-      self.end(newcomer)
+  def end(self, newcomer: tuple[int, ...] = ()):
+    """Withdraws what was offered to a newcomer, if anything was, or to all."""
+    for each in [newcomer] if newcomer else list(self._publishers):
+      publisher = self._publishers.pop(each, None)
+      if publisher is not None:
+        publisher.close()
 
 
 def _offered(
@@ -125,7 +112,7 @@ def announced(
   handles: Sequence[int],
   codec: str,
   fragments: int,
-  hosts: Sequence[OfferedState],
+  hosts: Sequence[Sequence[messages.Part]],
 ) -> tuple[messages.Payload, ...]:
   """Returns the payloads that announce all hosts' parts.
 
@@ -133,11 +120,9 @@ def announced(
     handles: the handles, the same for each host.
     codec: codec of Θ.
     fragments: P.
-    hosts: what each host offers, from host 0 on.
+    hosts: what each host offers, from host 0 on, as `Donations.offer` says.
   """
-  rows = itertools.zip_longest(
-    *(each.parts for each in hosts), fillvalue=NOTHING
-  )
+  rows = itertools.zip_longest(*hosts, fillvalue=NOTHING)
   return tuple(
     payload_parts.announced_parts(
       handle, codec if i < fragments else INNER, row

@@ -208,6 +208,7 @@ def whole_replica(
 class ArrivedFragment:
   """A fragment of Θ at one version, on the host and on the devices."""
 
+  fragment: int
   held: FragmentReplica
   device: Mapping[str, jax.Array]
 
@@ -281,7 +282,7 @@ class ReplicaCodec:
     """Puts the host's copy of a fragment on the devices as well."""
     held = self._replica.held()[fragment]
     return ArrivedFragment(
-      held, self._device.put_fragment(fragment, held.theta)
+      fragment, held, self._device.put_fragment(fragment, held.theta)
     )
 
   def donated_bytes(self, fragment: int) -> int:
@@ -325,24 +326,3 @@ class ReplicaCodec:
   def _by_shard(self, fragment: int):
     for shard in range(self._run_spec.owners.shards):
       yield self.slice_map.offered(fragment, self._replica.host, shard)
-
-
-class ArrivedFragments:
-  """Fragments that are ready to be applied, until the loop takes them."""
-
-  def __init__(self):
-    self._arrived: dict[tuple[int, int], ArrivedFragment] = {}
-
-  def put(self, fragment: int, arrived: ArrivedFragment):
-    self._arrived[fragment, arrived.held.version] = arrived
-
-  def take(self, fragment: int, version: int) -> ArrivedFragment | None:
-    """Returns the fragment to apply and forgets older ones.
-
-    It is None if the version came twice and was applied before.
-    """
-    taken = self._arrived.pop((fragment, version), None)
-    for key in list(self._arrived):
-      if key[0] == fragment and key[1] < version:
-        del self._arrived[key]
-    return taken

@@ -262,7 +262,7 @@ class SyncerClient:
       finally:
         state.release()
       if session is None or session is not self._session:
-        self._transfer.end_donation(donation.newcomer)
+        self._transfer.end_donations(donation.newcomer)
       elif offered is not None:
         session.client.send(offered)
 
@@ -335,7 +335,7 @@ class SyncerClient:
         )
       case learner_events.EndDonation():
         newcomer = effect.learner, effect.incarnation
-        self._queue_up(lambda: self._transfer.end_donation(newcomer))
+        self._queue_up(lambda: self._transfer.end_donations(newcomer))
       case learner_events.Forget():
         self._forget(effect.handles)
       case _ if isinstance(effect, BOUNDARY):

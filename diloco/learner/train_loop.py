@@ -215,9 +215,8 @@ class TrainLoop:
       case learner_events.DonateState():
         self._donate(effect)
       case learner_events.Adopt():
-        adopted = self._client.take_adopted()
-        self._do(host_messages.AdoptState(), adopted.inner_state)
-        self._source = adopted.source
+        inner_state, self._source = self._client.take_adopted()
+        self._do(host_messages.AdoptState(), inner_state)
       case learner_events.Reset():
         self._do(host_messages.ResetState())
         self._source = SEED

@@ -3,7 +3,7 @@
 
 It performs the messages of `protocol.host_messages` that are for a loop. The
 leading host's train loop has it perform the very messages that it sends to the
-other hosts; there `hosts.worker` does.
+other hosts; there `hosts.follower` does.
 """
 
 import itertools

@@ -7,7 +7,7 @@ The leading host has all hosts do it, itself among them; see
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from absl import logging
 
 from diloco.learner import peer_bootstrap
 from diloco.learner.device import Device
-from diloco.learner.hosts.host_group import HostGroup
+from diloco.learner.hosts.host_group import STATE_S, HostGroup
 from diloco.learner.hosts.host_transfer import HostTransfer
 from diloco.learner.replica import (
   FragmentReplica,
@@ -40,14 +40,6 @@ from diloco.transport.data_plane import (
 
 # First handle of other payloads; the machine assigns smaller ones.
 OTHER_HANDLES = 1 << 40
-
-
-@dataclasses.dataclass(frozen=True)
-class AdoptedState:
-  """A donor's inner state and its origin."""
-
-  inner_state: object  # A pytree of host arrays.
-  source: Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,46 +117,34 @@ class FragmentTransfer:
     most = peer_bootstrap.payloads_max(self._run_spec, self._device.state_like)
     return tuple(next(self._handles) for _ in range(most))
 
-  def take_adopted(self) -> AdoptedState | None:
-    """Returns the inner state that a donor gave; None if there is none."""
-    inner_state = self._host.take_adopted()
-    if inner_state is None:
-      return None
-    return AdoptedState(inner_state, self._source)
+  def take_adopted(self) -> tuple[object, Source]:
+    """Returns the inner state that a donor gave, and its origin."""
+    return self._host.take_adopted(), self._source
 
   # Sessions with the syncer --------------------------------------------------
 
   def open_session(self, session: int) -> tuple[str, ...]:
     """Opens a session on each host; returns where each offers, by shard."""
     own = self._host.sessions.open(session)
-    return sum(self._hosts.open_session(session), own)
+    order = host_messages.OpenSession(self.next_handle(), session)
+    self._hosts.tell(order)
+    others = self._hosts.answers(order.job)
+    return sum((each.addresses for each in others.values()), own)
 
   def find_syncer(self, session: int, addresses: Sequence[str]):
-    """Tells each host where it pulls: its part of `addresses`."""
-    shards = len(addresses) // self._hosts.count
-    self._tell_each(
-      host_messages.SyncerAt(
-        session, tuple(addresses[host * shards : (host + 1) * shards])
-      )
-      for host in range(self._hosts.count)
-    )
+    """Tells each host where it pulls."""
+    self.tell(host_messages.SyncerAt(session, tuple(addresses)))
 
   def move(self, session: int, message: messages.ShardAt):
     """Tells each host where a restarted shard of the syncer is."""
-    self._tell_each(
-      host_messages.ShardMoved(session, message.shard, address)
-      for address in message.addresses
+    self.tell(
+      host_messages.ShardMoved(session, message.shard, message.addresses)
     )
 
   def tell(self, said):
     """Has all hosts perform a message about a session."""
     self._hosts.tell(said)
     self._host.sessions.perform(said)
-
-  def _tell_each(self, orders: Iterable):
-    own, *others = orders
-    self._hosts.tell_each(others)
-    self._host.sessions.perform(own)
 
   # Out ----------------------------------------------------------------------
 
@@ -204,13 +184,12 @@ class FragmentTransfer:
       offer.
     """
     newcomer, handles = donation.newcomer, donation.handles
-    mine = self._host.donations.offer(
+    address, parts = self._host.donations.offer(
       newcomer, handles, [each.theta for each in held], state
     )
-    others = self._hosts.donated(newcomer)
-    addresses = tuple(each.address for each in others)
-    if not all(addresses):
-      self.end_donation(newcomer)
+    others = self._hosts.answers(handles[0], STATE_S).values()
+    if any(each.reason for each in others):
+      self.end_donations(newcomer)
       return None
     return messages.StateOffered(
       learner=newcomer[0],
@@ -222,24 +201,16 @@ class FragmentTransfer:
         handles,
         self._run_spec.full.name,
         len(held),
-        [
-          mine,
-          *(peer_bootstrap.OfferedState(x.address, x.parts) for x in others),
-        ],
+        [parts, *(each.parts for each in others)],
       ),
-      address=mine.address,
-      other_addresses=addresses,
+      address=address,
+      other_addresses=sum((each.addresses for each in others), ()),
     )
 
-  def end_donation(self, newcomer: peer_bootstrap.Newcomer):
-    """Withdraws what was offered to a newcomer, on all hosts."""
+  def end_donations(self, newcomer: tuple[int, ...] = ()):
+    """Withdraws, on all hosts, what was offered to a newcomer, or to all."""
     self._host.donations.end(newcomer)
-    self._hosts.tell(host_messages.HostDonationOver(*newcomer))
-
-  def end_donations(self):
-    """Withdraws all donations."""
-    self._host.donations.end_all()
-    self._hosts.tell(host_messages.HostDonationsOver())
+    self._hosts.tell(host_messages.EndDonations(newcomer))
 
   def donate_fragment(
     self, fragment: int, session: int
@@ -268,15 +239,14 @@ class FragmentTransfer:
   ) -> messages.Payload:
     """Offers own parts and collects those of the other hosts: all, or none."""
     try:
-      self._host.sessions.offer(session, fragment, handle, shares)
+      own = self._host.offer(session, fragment, handle, shares)
     finally:
-      others = self._hosts.offered(handle)
-    said = [payload_parts.part_of(data) for data in shares]
-    for each in others:
-      said += each
-    if any(part is None for part in said):
-      raise Closed('the session has ended at another host')
-    return payload_parts.announced_parts(handle, codec.name, said)
+      others = self._hosts.answers(handle)
+    for host, each in others.items():
+      if each.reason:
+        raise Closed(f'host {host}: {each.reason}')
+    parts = sum((each.parts for each in others.values()), own)
+    return payload_parts.announced_parts(handle, codec.name, parts)
 
   # In -----------------------------------------------------------------------
 
@@ -315,34 +285,24 @@ class FragmentTransfer:
       reason = f'{len(message.part_crcs)} CRCs of parts are announced'
     if reason is not None:
       raise Mismatch(reason)
-    self._take(message, full, session)
+    order = host_messages.HostTake(
+      self.next_handle(),
+      session,
+      p,
+      message.version,
+      full,
+      message.payload,
+      message.crc,
+      message.part_crcs,
+    )
+    with self._hosts.together(order):
+      self._host.take(order)
 
   @property
   def _crcs_expected(self) -> int:
     slice_map = self._codec.slice_map
     whole, shards = slice_map.whole, self._run_spec.owners.shards
     return 0 if whole else slice_map.hosts * shards
-
-  def _take(self, message, full: bool, session: int):
-    """Has every host pull its own parts, all concurrently."""
-    shards = self._run_spec.owners.shards
-    orders = [
-      host_messages.HostTake(
-        session,
-        message.fragment,
-        message.version,
-        full,
-        tuple(
-          payload_parts.only(message.payload, i)
-          for i in range(first, first + shards)
-        ),
-        message.crc,
-        tuple(message.part_crcs[first : first + shards]),
-      )
-      for first in range(0, self._hosts.count * shards, shards)
-    ]
-    with self._hosts.taking(orders):
-      self._host.take(orders[0])
 
   def fetch_state(self, state: messages.StateAt) -> learner_events.Event:
     """Pulls a donor's Θ and inner state: all hosts' parts of it, or nothing."""
@@ -383,20 +343,20 @@ class FragmentTransfer:
         f'{len(offered.versions)} versions and {len(offered.crcs)} CRCs, the '
         f'run has {fragments} fragments'
       )
-    orders = [
-      host_messages.HostFetch(
-        address,
-        tuple(payload_parts.only(each, host) for each in offered.payloads),
-        offered.versions,
-        offered.crcs,
-      )
-      for host, address in enumerate(addresses)
-    ]
+    order = host_messages.HostFetch(
+      self.next_handle(),
+      addresses,
+      offered.payloads,
+      offered.versions,
+      offered.crcs,
+    )
     try:
-      with self._hosts.fetching(orders):
-        fetched = self._host.fetch(orders[0])
-      self._host.adopt(orders[0], fetched)
+      with self._hosts.together(order, STATE_S):
+        self._host.fetch(order)
+      self._host.end_fetch(taken=True)
     except (TransferFailed, Mismatch):
-      self._hosts.end_fetch(taken=False)
+      self._hosts.tell(host_messages.FetchOver(self.next_handle(), False))
       raise
-    self._hosts.end_fetch(taken=True)
+    over = host_messages.FetchOver(self.next_handle(), True)
+    self._hosts.tell(over)
+    self._hosts.answers(over.job)

@@ -4,6 +4,8 @@
 Only host 0, the *leading host*, speaks with the syncer. The others repeat at
 the same boundary what it does, so that all hosts run the same programs in the
 same order on the learner's devices; each host moves its own part of the bytes.
+An order about bytes has a job number, under which every host answers. That of
+an offer is its handle, of a donation its first one.
 """
 
 import dataclasses
@@ -120,17 +122,18 @@ class RestoreFrom:
 
 @dataclasses.dataclass(frozen=True)
 class OpenSession:
-  """A new session with the syncer has begun: create its publisher."""
+  """A new session with the syncer has begun: say where this host offers."""
 
+  job: int
   session: int
 
 
 @dataclasses.dataclass(frozen=True)
 class SyncerAt:
-  """Tells a host where it pulls what the syncer offers to it."""
+  """Tells the hosts where they pull what the syncer offers to them."""
 
   session: int
-  addresses: tuple[str, ...]  # By shard of the syncer.
+  addresses: tuple[str, ...]  # By host and shard of the syncer.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +142,7 @@ class ShardMoved:
 
   session: int
   shard: int
-  address: str
+  addresses: tuple[str, ...]  # By host.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,21 +173,23 @@ class OfferHeld:
 class HostTake:
   """Pull and verify this host's part of an update or of a full fragment."""
 
+  job: int
   session: int
   fragment: int
   version: int
   full: bool
-  payloads: tuple[Payload, ...]  # For this host, by shard of the syncer.
+  payload: Payload  # In parts, by host and shard of the syncer.
   crc: int  # Of the whole Θ_p.
-  part_crcs: tuple[int, ...]  # CRC of this host's slices of Θ_p, by shard.
+  part_crcs: tuple[int, ...]  # CRCs of slices of Θ_p, by host and shard.
 
 
 @dataclasses.dataclass(frozen=True)
 class HostFetch:
   """Pull and verify this host's part of a donor's state; adopt it later."""
 
-  address: str  # Address of the donor's host of the same number.
-  payloads: tuple[Payload, ...]  # For this host: P fragments, then the rest.
+  job: int
+  addresses: tuple[str, ...]  # Of the donor's hosts.
+  payloads: tuple[Payload, ...]  # By host in parts: P fragments, the rest.
   versions: tuple[int, ...]
   crcs: tuple[int, ...]  # CRCs of the whole fragments.
 
@@ -193,20 +198,15 @@ class HostFetch:
 class FetchOver:
   """All hosts have fetched their parts: adopt them, or discard them."""
 
+  job: int
   taken: bool
 
 
 @dataclasses.dataclass(frozen=True)
-class HostDonationOver:
-  """A newcomer no longer needs this host's offer."""
+class EndDonations:
+  """Withdraw what this host offers to a newcomer."""
 
-  learner: int
-  incarnation: int
-
-
-@dataclasses.dataclass(frozen=True)
-class HostDonationsOver:
-  """No newcomer needs this host's offers any longer."""
+  newcomer: tuple[int, ...]  # Learner and incarnation; empty: all newcomers.
 
 
 # From the other hosts ---------------------------------------------------------
@@ -221,50 +221,17 @@ class HostStarted:
 
 
 @dataclasses.dataclass(frozen=True)
-class SessionAt:
-  """Tells where the syncer pulls what this host offers in a session."""
+class HostDone:
+  """Answer to an order about bytes: this host's part is done, or failed."""
 
-  session: int
-  addresses: tuple[str, ...]  # By shard of the syncer.
-
-
-@dataclasses.dataclass(frozen=True)
-class HostOffered:
-  """This host's part is on offer."""
-
-  handle: int
-  parts: tuple[Part, ...]  # By shard of the syncer; empty if it failed.
-
-
-@dataclasses.dataclass(frozen=True)
-class HostTook:
-  """The result of `HostTake`."""
-
-  fragment: int
-  version: int
-  reason: str  # Why it failed; empty if it is here and verified.
-
-
-@dataclasses.dataclass(frozen=True)
-class HostDonated:
-  """This host's part of Θ and of the inner state is on offer to a newcomer."""
-
-  learner: int
-  incarnation: int
-  address: str  # Empty if it failed.
-  parts: tuple[Part, ...]  # P fragments, then the inner state.
-
-
-@dataclasses.dataclass(frozen=True)
-class HostFetched:
-  """The result of `HostFetch`."""
-
-  reason: str  # Why it failed; empty if it is here and verified.
-
-
-@dataclasses.dataclass(frozen=True)
-class HostAdopted:
-  """This host has made what it fetched its copy of Θ."""
+  job: int
+  reason: str = ''  # Why it failed; empty if it did not.
+  # Where it is pulled: a session's offers, by shard of the syncer, or a
+  # donation.
+  addresses: tuple[str, ...] = ()
+  # What is on offer: an offer's by shard; of a donation the P fragments, then
+  # the inner state.
+  parts: tuple[Part, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,17 +268,6 @@ FROM_LEADING_HOST = (
   HostTake,
   HostFetch,
   FetchOver,
-  HostDonationOver,
-  HostDonationsOver,
+  EndDonations,
 )
-FROM_OTHER_HOSTS = (
-  HostStarted,
-  SessionAt,
-  HostOffered,
-  HostTook,
-  HostDonated,
-  HostFetched,
-  HostAdopted,
-  HostSaved,
-  StopWanted,
-)
+FROM_OTHER_HOSTS = (HostStarted, HostDone, HostSaved, StopWanted)

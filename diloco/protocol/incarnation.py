@@ -17,6 +17,7 @@ def incarnation_of(process: int, session: int) -> int:
   Args:
     process: start time of the process, in milliseconds since the epoch.
     session: how many sessions the process has had, this one included; from 1.
+      0: none, it only inquires.
   """
   return (process << SESSION_BITS) + session
 

@@ -50,7 +50,7 @@ class Payload:
 
 @dataclasses.dataclass(frozen=True)
 class Hello:
-  """The first message of a session; nothing else is accepted before it."""
+  """The first message of a session."""
 
   protocol: int
   run: str
@@ -66,6 +66,20 @@ class Hello:
   # has one host. Learners with equal values can donate their state to each
   # other.
   partition: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Inquiry:
+  """Asks, before anything is compiled, if a hello would be refused for good.
+
+  The syncer answers with a `Refusal`, or ends the stream.
+  """
+
+  protocol: int  # These are as in `Hello`.
+  run: str
+  learner: int
+  incarnation: int  # Of session 0 of the process; see `incarnation`.
+  fingerprints: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,8 +418,9 @@ class Done:
   closed_round: int
 
 
+OPENING = (Hello, Inquiry)  # Of a stream; nothing else is accepted before it.
 FROM_LEARNER = (
-  Hello,
+  *OPENING,
   Ready,
   Report,
   Alive,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a round may merge: quorum, admission, grace window; pure decisions.
+"""When a round may merge: quorum, admission, grace window, and its early end.
 
-`RoundPolicy` holds what the configuration says of them. `syncer/collecting.py`
-and those who pull and close ask it; the drivers, simulated or not, run these.
+`RoundPolicy` holds what the configuration says of them; its decisions are pure.
+`syncer/collecting.py` gathers the facts and asks it; the drivers, simulated or
+not, run these.
 """
 
 from typing import NamedTuple
@@ -63,3 +64,51 @@ class RoundPolicy(NamedTuple):
       *(step_s, quorum_s, sync_s),
       *(config.overlap_steps, config.grace_safety, config.grace_cap_steps),
     )
+
+  def awaits(
+    self, round_: int, due_step: int, clock: int, offered: int | None
+  ) -> bool:
+    """Returns True if a round's window stays open for a live learner.
+
+    It ends early once it stays open for none. Steps are reported before a
+    snapshot is encoded: a clock alone would end the window on the very offers
+    that it is held open for.
+
+    Args:
+      round_: the round's number.
+      due_step: as in `admits`.
+      clock: the learner's pace clock.
+      offered: the round that its newest offer is for; None: it has none.
+    """
+    if offered is None or offered < round_:
+      return True
+    # If each step has a round (s = 1), the next offer is of another fragment: a
+    # learner whose clock is behind has nothing newer to wait for.
+    newest = self.config.spacing_steps == 1 and not self.waits_for_clock()
+    return not newest and clock < due_step
+
+  def why_over(
+    self, now: float, closes_at_s: float, awaits_any: bool, counted: str
+  ) -> str | None:
+    """Returns why a round with its quorum waits no longer; None: it waits on.
+
+    Args:
+      closes_at_s: end of its grace window.
+      awaits_any: whether the window stays open for any learner.
+      counted: the reason with which its quorum was reached.
+    """
+    if not awaits_any:
+      return 'everyone is in'
+    return f'window over, {counted}' if now >= closes_at_s else None
+
+  def why_finish_over(
+    self, now: float, finish_at_s: float, all_in: bool
+  ) -> str | None:
+    """Returns why a last round waits no longer, even below the quorum.
+
+    Args:
+      all_in: whether every learner has handed in its last offers.
+    """
+    if now >= finish_at_s:
+      return 'finish, time is over'
+    return 'finish, everyone handed in' if all_in else None

@@ -9,12 +9,10 @@ and performs its effects; shards do what is to be done with bytes.
   learner_sessions   sessions of learners, messages in the machine's order
   outer_state        Θ, the outer optimizer, what is sent of them
   shard              the bytes of one shard
-  shard_coordinator  all shards as one: jobs, orders, answers
-  shard_registry     which shards are here, and with what
+  shard_coordinator  all shards as one: who is here, jobs, orders, answers
   shard_server       a shard in a process of its own (`diloco.syncer_shard`)
   allocator          one heap for all threads
   storage            ledger and checkpoints
-  shard_recovery     Θ made whole again from what learners give back
   results            the final Θ and the summary
   stats              counts for `status.json`, `summary.json` and the tape
 """

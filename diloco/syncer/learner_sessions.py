@@ -92,8 +92,10 @@ class LearnerSessions:
   def add(self, key: Key, peer: LearnerSession):
     self._peers[key] = peer
 
-  def admit(self, session: ControlSession, hello: messages.Hello) -> str | None:
-    """Lets a hello through to the machine, or returns why not."""
+  def admit(
+    self, session: ControlSession, hello: messages.Hello | messages.Inquiry
+  ) -> str | None:
+    """Lets a first message through to the machine, or returns why not."""
     key = hello.learner, hello.incarnation
     if not 0 <= hello.learner < self._ids:
       return f'learner={hello.learner}: must be in 0 … {self._ids - 1}'
@@ -121,7 +123,7 @@ class LearnerSessions:
 def may_speak(peers: LearnerSessions, session: ControlSession, event) -> bool:
   """Returns True if a session's event counts: one session per incarnation."""
   key = event.learner, event.incarnation
-  if not isinstance(getattr(event, 'message', None), messages.Hello):
+  if not isinstance(getattr(event, 'message', None), messages.OPENING):
     return peers.session(key) in (None, session)
   reason = peers.admit(session, event.message)
   if reason is not None:

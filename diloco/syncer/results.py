@@ -177,12 +177,11 @@ class ResultCollector:
     run_spec: RunSpec,
     plane: DataPlane,
     shards: ShardCoordinator,
-    fragments_: tuple[int, ...],
   ):
     self._run_spec = run_spec
     self._plane = plane
     self._shards = shards
-    self._left = list(fragments_)
+    self._left = list(shards.elsewhere)
     self._asked = False
     self._found: Offered | None = None
 

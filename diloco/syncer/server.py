@@ -20,6 +20,7 @@ from diloco.protocol import shard_messages as orders
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run.event_log import SyncerEventLog, closing_line, line_of
 from diloco.run.spec import RunSpec
+from diloco.run.tape_events import Started
 from diloco.run.threads import Inbox, Worker
 from diloco.syncer.learner_sessions import (
   Key,
@@ -29,9 +30,11 @@ from diloco.syncer.learner_sessions import (
 )
 from diloco.syncer.results import ResultCollector, ResultLost, Results
 from diloco.syncer.shard import Shard
-from diloco.syncer.shard_coordinator import ShardCoordinator
-from diloco.syncer.shard_recovery import ShardRecovery, of_shard
-from diloco.syncer.shard_registry import ShardAnswer, ShardLost, ShardRegistry
+from diloco.syncer.shard_coordinator import (
+  ShardAnswer,
+  ShardCoordinator,
+  ShardLost,
+)
 from diloco.syncer.stats import RunStats, SilenceLimits
 from diloco.syncer.storage import NotKept, SyncerDisk
 from diloco.transport import auth
@@ -88,13 +91,11 @@ class SyncerServer:
     found = self._disk.begin()
     self._machine, self._ended = found.machine, found.ended
     self._results = Results(run_spec, workdir, self._stats, self._stop, tell)
-    self._registry = ShardRegistry(
-      run_spec, self._lead, found.run_versions, found.run_crcs
-    )
     self._shards = ShardCoordinator(
       run_spec,
       self._lead,
-      self._registry,
+      found.run_versions,
+      found.run_crcs,
       say=lambda key, message: self._send(*key, message),
     )
     self._shard_sessions: dict[
@@ -105,9 +106,10 @@ class SyncerServer:
     self._silence = SilenceLimits(self._machine)
     self._tape = SyncerEventLog(workdir.tape)
     self._stats.resume_work(self._tape.newest_first())
-    self._recovery = ShardRecovery(
-      self._shards, self._registry, self._disk, self._tape, found
-    )
+    if found.published:
+      self._tape.complete(found.published)
+    self._standing_said = False
+    self._say_standing()
     self._keys: dict[
       ControlSession, Key
     ] = {}  # Changed by the sessions' threads.
@@ -179,7 +181,7 @@ class SyncerServer:
     """Queues a message, on a thread of its session; blocks while the inbox is
     full.
     """
-    if isinstance(message, messages.Hello):
+    if isinstance(message, messages.OPENING):
       self._keys[session] = message.learner, message.incarnation
     if isinstance(message, orders.ShardHello):
       self._shard_sessions[session] = message.shard
@@ -214,9 +216,7 @@ class SyncerServer:
     elif session is not None:
       self._inbox.was_read(session)
     if isinstance(event, ShardAnswer | ShardLost):
-      for each in of_shard(
-        self._shards, self._registry, self._machine, session, event
-      ):
+      for each in self._shards.events_of(self._machine, session, event):
         self._handle(each)
     elif session is None or may_speak(self._peers, session, event):
       self._handle(event)
@@ -228,12 +228,10 @@ class SyncerServer:
     away_s, self._looked_s = now_s - self._looked_s, now_s
     limit_s = SHARD_SILENCE_S * self._config.protocol.patience
     if away_s > STATUS_EVERY_S + LOOK_SLACK_S:
-      self._registry.excuse_silence(
-        away_s
-      )  # This process itself was suspended.
-    for shard in self._registry.silent(now_s - limit_s):
+      self._shards.excuse_silence(away_s)  # This process itself was suspended.
+    for shard in self._shards.silent(now_s - limit_s):
       reason = f'silent for {limit_s:.1f} s'
-      session = self._registry.session_of(shard)
+      session = self._shards.session_of(shard)
       event = self._shards.lose(shard, reason)
       session.close(reason)
       self._handle(event)
@@ -241,12 +239,12 @@ class SyncerServer:
   def _handle(self, event: syncer_events.Event):
     effects = self._machine.handle(event, time.monotonic())
     if isinstance(event, syncer_events.Back):
-      self._recovery.note(self._machine)
+      self._say_standing()
     self._stats.note_event(event)
     self._silence.note_event(event)
     for effect in effects:
       self._perform(effect)
-      at_s = self._tape.write(effect, self._registry.crcs())
+      at_s = self._tape.write(effect, self._shards.crcs())
       worked = self._stats.note_effect(effect, at_s)
       if worked is not None:
         self._tape.tell_work(worked)
@@ -276,7 +274,7 @@ class SyncerServer:
       case syncer_events.TakeFragment():
         self._shards.take(effect)
       case syncer_events.AdoptVersion():
-        self._recovery.relabel(effect, self._machine)
+        self._adopt_version(effect)
       case syncer_events.Retire():
         self._retire(effect)
       case syncer_events.LogDecision():
@@ -347,13 +345,13 @@ class SyncerServer:
 
   def _publish(self, effect: syncer_events.Publish):
     merged = self._shards.take_merged(effect.round)
-    self._shards.install_here(effect, merged)
+    self._shards.install(effect, merged, here=True)
     self._stats.note_publish(effect)
     # First save what must not be lost, then tell the others.
     published = line_of(closing_line(effect, merged.crc))
     saved_round = self._disk.saved_round
     self._disk.keep(self._machine.ledger(), self._run_crcs(), published)
-    self._shards.install_there(effect, merged)
+    self._shards.install(effect, merged, here=False)
     if self._disk.saved_round != saved_round:
       loss = self._stats.mean_loss()
       last = self._machine.ledger().ended
@@ -377,7 +375,7 @@ class SyncerServer:
   def _run_crcs(self, lost=None) -> tuple[int | None, ...]:
     """CRCs of the run's Θ; None: unknown. `lost`: those that are not here."""
     lost = self._machine.lost_crcs if lost is None else lost
-    return tuple((dict(enumerate(self._registry.crcs())) | dict(lost)).values())
+    return tuple((dict(enumerate(self._shards.crcs())) | dict(lost)).values())
 
   def _serve(self, effect: syncer_events.SendFull):
     logging.info(
@@ -390,7 +388,7 @@ class SyncerServer:
     if peer is None:
       return
     p = effect.fragment
-    version, crc = self._registry.versions()[p], self._registry.crcs()[p]
+    version, crc = self._shards.versions()[p], self._shards.crcs()[p]
     place = peer.reserve()
 
     def say(payload: messages.Payload, part_crcs: tuple[int, ...]):
@@ -402,6 +400,48 @@ class SyncerServer:
       )
 
     self._shards.serve(effect, say)
+
+  # After a restart ----------------------------------------------------------
+
+  def _adopt_version(self, effect: syncer_events.AdoptVersion):
+    """Makes a donated fragment, or the one that is here, Θ_p.
+
+    Raises:
+      ResultLost: the run is over, and this is not its result.
+    """
+    ledger = self._machine.ledger()
+    self._shards.relabel(effect)
+    p, crcs = effect.fragment, self._shards.crcs()
+    final = self._disk.final_crcs
+    if final is not None and crcs[p] != final[p]:
+      raise _lost_result(p)
+    # The machine may know of two at once; here they follow in turn.
+    if self._machine.whole and self._shards.versions() == ledger.versions:
+      self._disk.commit(ledger, crcs)
+      self._disk.save(ledger, crcs)
+      self._say_standing()
+
+  def _say_standing(self):
+    """Records on the tape what this process continues from, once Θ is complete.
+
+    It comes before anything is merged.
+    """
+    machine = self._machine
+    if self._standing_said or not machine.whole or machine.away:
+      return
+    self._standing_said = True
+    ledger = machine.ledger()
+    outer = [self._shards.outer(p) for p in range(len(ledger.versions))]
+    self._tape.start(
+      Started(
+        closed_round=ledger.closed_round,
+        versions=ledger.versions,
+        crcs=self._shards.crcs(),
+        outer_versions=tuple(version for version, _ in outer),
+        outer_crcs=tuple(crc for _, crc in outer),
+        total_steps=self._disk.total_steps,
+      )
+    )
 
   # The end ------------------------------------------------------------------
 
@@ -426,15 +466,10 @@ class SyncerServer:
       if self._stop.is_set():
         return
       if time.monotonic() >= give_up_s:
-        p = self._machine.lost[0]
-        raise ResultLost(
-          f'fragment {p} of the final parameters: no process has it'
-        )
+        raise _lost_result(self._machine.lost[0])
       self._handle_next()
     parameters = self._model.parameters()
-    gathering = ResultCollector(
-      self._run_spec, self._plane, self._shards, self._registry.elsewhere
-    )
+    gathering = ResultCollector(self._run_spec, self._plane, self._shards)
     while not gathering.done(self._machine, parameters):
       if self._stop.is_set():
         return
@@ -444,3 +479,9 @@ class SyncerServer:
     self._unwritten = False
     for key, message in self._farewells:
       self._send(*key, message)
+
+
+def _lost_result(fragment: int) -> ResultLost:
+  return ResultLost(
+    f'fragment {fragment} of the final parameters: no process has it'
+  )

@@ -19,6 +19,7 @@ _REASON_CHARS_MAX = 512  # It is sent in a header.
 # What starts a session, and what may follow it.
 _FOLLOWING = {
   messages.Hello: messages.FROM_LEARNER,
+  messages.Inquiry: (),
   shard_messages.ShardHello: shard_messages.FROM_SHARD,
 }
 _OPENING = (*messages.FROM_LEARNER, shard_messages.ShardHello)

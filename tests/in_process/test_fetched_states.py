@@ -5,8 +5,6 @@ These are the leading hosts of a donor and of a newcomer, with real bytes
 between them; what their other hosts do, the test says.
 """
 
-import contextlib
-
 import jax
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from diloco.config import run_config
 from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import HostGroup
-from diloco.learner.replica import Mismatch, whole_replica
+from diloco.learner.replica import whole_replica
 from diloco.learner.transfers import Donation, FragmentTransfer
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
@@ -39,22 +37,22 @@ class OtherHost(HostGroup):
   def __init__(self):
     super().__init__()
     self.count = 2
-    self.offered: tuple[host_messages.HostDonated, ...] = ()
+    self.offered: tuple[messages.Part, ...] = ()
     self.lost = False
     self.told: list[bool] = []
 
-  def donated(self, newcomer):
-    return self.offered
+  def tell(self, message):
+    if isinstance(message, host_messages.HostFetch):
+      assert message.addresses[1] == 'its host 1'
+    if isinstance(message, host_messages.FetchOver):
+      self.told.append(message.taken)
 
-  @contextlib.contextmanager
-  def fetching(self, orders):
-    assert [order.address for order in orders[1:]] == ['its host 1']
-    yield
+  def answers(self, job, timeout_s=0.0):
+    if self.count == 1:
+      return {}  # It is being made.
     if self.lost:
-      raise Mismatch('host 1: PeerLost: gone')
-
-  def end_fetch(self, taken):
-    self.told.append(taken)
+      return {1: host_messages.HostDone(job, 'PeerLost: gone')}
+    return {1: host_messages.HostDone(job, '', ('its host 1',), self.offered)}
 
 
 class LosingPlane(MemoryPlane):
@@ -111,10 +109,7 @@ class Pair:
     """The donor offers it all once (more), host 1 as host 0 does."""
     _, state = self._device.init(self._run_spec.initial_parameters())
     handles = self._donor.donation_handles()
-    parts = (messages.Part(1, 1),) * len(handles)
-    self._donor_host.offered = (
-      host_messages.HostDonated(*NEWCOMER, 'its host 1', parts),
-    )
+    self._donor_host.offered = (messages.Part(1, 1),) * len(handles)
     offered = self._donor.donate(
       Donation(NEWCOMER, STEP, handles), self._donated.held(), state
     )
@@ -142,7 +137,7 @@ def test_a_donor_that_loses_a_host_in_mid_pull_gives_nothing(host, pair):
   assert 'PeerLost' in said.reason
   assert pair.versions() == {0}
   assert [held.theta for held in pair.copy.held()] == before
-  assert pair.newcomer.take_adopted() is None
+  assert pair.newcomer.take_adopted()[0] is None
   assert pair.hosts.told == [False]
 
   pair.hosts.lost, pair.plane.left = False, None
@@ -151,5 +146,5 @@ def test_a_donor_that_loses_a_host_in_mid_pull_gives_nothing(host, pair):
   assert pair.versions() == {VERSION}
   for held, given in zip(pair.copy.held(), pair.given):
     jax.tree.map(np.testing.assert_array_equal, dict(held.theta), given)
-  assert pair.newcomer.take_adopted().source.step == STEP
+  assert pair.newcomer.take_adopted()[1].step == STEP
   assert pair.hosts.told == [False, True]

@@ -48,12 +48,14 @@ def main(process: int, coordinator: str):
   most = peer_bootstrap.payloads_max(run_spec, device.state_like)
   handles = tuple(range(1, most + 1))
   given = peer_bootstrap.Donations(part, plane)
-  offered = given.offer(NEWCOMER, handles, thetas, device.copy_state(state))
+  address, parts = given.offer(
+    NEWCOMER, handles, thetas, device.copy_state(state)
+  )
   payloads = peer_bootstrap.announced(
-    handles, run_spec.full.name, len(thetas), [offered]
+    handles, run_spec.full.name, len(thetas), [parts]
   )
   newcomer = _part(run_spec, device)
-  fetched = _fetch(newcomer, payloads, offered.address, run_spec, plane)
+  fetched = _fetch(newcomer, payloads, address, run_spec, plane)
   newcomer.adopt((7,) * len(thetas), fetched.data, (1,) * len(thetas))
   placed = device.put_state(fetched.inner_state)
   fresh = device.fresh_state(params)
@@ -70,10 +72,10 @@ def main(process: int, coordinator: str):
     'same_step': _bits(one) == _bits(other),
     'theta': _bits([x.theta for x in newcomer.held()]) == _bits(thetas),
     'versions': [each.version for each in newcomer.held()],
-    'chunks': len(offered.parts) - len(thetas),
+    'chunks': len(parts) - len(thetas),
     'bytes': part.state_bytes(),
     'whole_bytes': inner_device.size_bytes(device.state_like),
-    'refused': _refusal(newcomer, payloads, offered.address, run_spec, plane),
+    'refused': _refusal(newcomer, payloads, address, run_spec, plane),
   }
   given.end(NEWCOMER)
   print(json.dumps(found), flush=True)

@@ -56,57 +56,54 @@ def hosts():
     other.connection.close(1.0)
 
 
-def _take(version: int = 7) -> said.HostTake:
-  return said.HostTake(1, 0, version, False, (), 0, ())
+def _done(job: int = 8, reason: str = '', parts=(PART,)) -> said.HostDone:
+  return said.HostDone(job, reason, (f'of job {job}',), parts)
+
+
+FETCH = said.HostFetch(8, ('first', 'there', 'too'), (), (1,), (2,))
 
 
 def test_it_knows_their_checkpoints(hosts):
   assert hosts[0].steps == {1: (5, 20), 2: (10, 20)}
 
 
-def test_an_offer_has_the_parts_of_all(hosts):
+def test_the_answers_of_all_are_told_apart(hosts):
   leading, first, second = hosts
-  second.say(said.HostOffered(8, (PART, PART)))
-  first.say(said.HostOffered(8, (PART,)))
-  assert leading.offered(8) == ((PART,), (PART, PART))
-
-
-def test_an_offer_that_one_could_not_make_has_a_gap(hosts):
-  leading, first, second = hosts
-  first.say(said.HostOffered(8, ()))
-  second.say(said.HostOffered(8, (PART,)))
-  assert leading.offered(8) == ((None,), (PART,))
+  second.say(_done(parts=(PART, PART)))
+  first.say(_done())
+  assert leading.answers(8) == {1: _done(), 2: _done(parts=(PART, PART))}
 
 
 def test_what_nobody_waits_for_is_not_kept(hosts):
   leading, first, second = hosts
-  first.say(said.HostOffered(8, (PART,)))
-  first.say(said.SessionAt(1, ('here',)))
-  second.say(said.SessionAt(1, ('there',)))
-  assert leading.open_session(1) == (('here',), ('there',))
+  first.say(_done(8))
+  for other in (first, second):
+    other.say(_done(1))
+  leading.answers(1)
   leading.forget(8)  # One has answered, one has not.
-  second.say(said.HostOffered(8, (PART,)))
-  second.say(said.SessionAt(2, ()))
-  first.say(said.SessionAt(2, ()))
-  leading.open_session(2)
+  second.say(_done(8))
+  for other in (first, second):
+    other.say(_done(2))
+  leading.answers(2)
   assert not leading._answers and not leading._unwanted
 
 
-def test_all_take_their_part(hosts):
+def test_all_perform_an_order_together(hosts):
   leading, first, second = hosts
   for other in (first, second):
-    other.say(said.HostTook(0, 7, ''))
-  with leading.taking([_take()] * 3):
-    assert first.hear() == second.hear() == _take()
+    other.say(_done())
+  with leading.together(FETCH):
+    assert first.hear() == second.hear() == FETCH
+  assert not leading._answers
 
 
-def test_one_that_could_not_take_its_part_fails_all(hosts):
+def test_one_that_could_not_do_its_part_fails_all(hosts):
   leading, first, second = hosts
-  first.say(said.HostTook(0, 7, ''))
-  second.say(said.HostTook(0, 7, 'PeerLost: gone'))
+  first.say(_done())
+  second.say(_done(reason='PeerLost: gone'))
   with (
     pytest.raises(Mismatch, match='host 2: PeerLost: gone'),
-    leading.taking([_take()] * 3),
+    leading.together(FETCH),
   ):
     pass
 
@@ -114,74 +111,28 @@ def test_one_that_could_not_take_its_part_fails_all(hosts):
 def test_where_the_own_part_fails_the_others_are_waited_for(hosts):
   leading, first, second = hosts
   for other in (first, second):
-    other.say(said.HostTook(0, 7, ''))
-  with (
-    pytest.raises(Mismatch, match='mine'),
-    leading.taking([_take()] * 3),
-  ):
+    other.say(_done())
+  with pytest.raises(Mismatch, match='mine'), leading.together(FETCH):
     raise Mismatch('mine')
   assert not leading._answers
-
-
-FETCH = said.HostFetch('there', (), (1,), (2,))
-
-
-def test_a_donation_has_the_parts_of_all(hosts):
-  leading, first, second = hosts
-  second.say(said.HostDonated(3, 4096, 'second', (PART, PART)))
-  first.say(said.HostDonated(3, 4096, '', ()))
-  found = leading.donated((3, 4096))
-  assert [each.address for each in found] == ['', 'second']
-  assert [each.parts for each in found] == [(), (PART, PART)]
-
-
-def test_a_fetched_state_is_taken_by_all_at_once(hosts):
-  leading, first, second = hosts
-  for other in (first, second):
-    other.say(said.HostFetched(''))
-    other.say(said.HostAdopted())
-  with leading.fetching([FETCH] * 3):
-    pass
-  leading.end_fetch(taken=True)
-  for other in (first, second):
-    assert [other.hear(), other.hear()] == [FETCH, said.FetchOver(True)]
-  assert not leading._answers
-
-
-def test_a_state_that_one_could_not_fetch_is_taken_by_none(hosts):
-  leading, first, second = hosts
-  first.say(said.HostFetched(''))
-  second.say(said.HostFetched('Corrupt: crc'))
-  with (
-    pytest.raises(Mismatch, match='host 2: Corrupt: crc'),
-    leading.fetching([FETCH] * 3),
-  ):
-    pass
-  leading.end_fetch(taken=False)
-  for other in (first, second):
-    assert [other.hear(), other.hear()] == [FETCH, said.FetchOver(False)]
 
 
 def test_all_have_saved_once_the_slowest_has(hosts):
   leading, first, second = hosts
   assert leading.have_saved(0)  # Nothing was to be saved yet.
 
-  def hear(other, step):
-    other.say(said.HostSaved(step))
-    other.say(said.SessionAt(step, ()))  # An answer that can be waited for.
+  def saved(*others, step, job):
+    for other in others:
+      other.say(said.HostSaved(step))
+    for other in (first, second):
+      other.say(_done(job))  # An answer that can be waited for.
+    leading.answers(job)
 
-  hear(first, 5)
-  hear(second, 5)
-  leading.open_session(5)
+  saved(first, second, step=5, job=1)
   assert leading.have_saved(5)
-  hear(first, 10)
-  second.say(said.SessionAt(10, ()))
-  leading.open_session(10)
+  saved(first, step=10, job=2)
   assert not leading.have_saved(10)
-  hear(second, 10)
-  first.say(said.SessionAt(11, ()))
-  second.say(said.SessionAt(11, ()))
-  leading.open_session(11)
+  saved(second, step=10, job=3)
   assert leading.have_saved(10)
 
 
@@ -202,10 +153,10 @@ def test_a_host_that_is_gone_ends_all_waiting(hosts):
   leading, first, second = hosts
   lost: queue.Queue = queue.Queue()
   leading.watch(on_stop=lambda: None, on_lost=lost.put)
-  first.say(said.HostOffered(8, (PART,)))
+  first.say(_done())
   second.connection.close(1.0)
   with pytest.raises(host_channel.GroupLost):
-    leading.offered(8)
+    leading.answers(8)
   assert isinstance(lost.get(timeout=WAIT_S), host_channel.GroupLost)
 
 

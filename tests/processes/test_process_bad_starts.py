@@ -177,17 +177,28 @@ def test_a_secret_that_everybody_can_read(tmp_path, module, flags):
   assert error.startswith(f'error: --token_file={token}: every user')
 
 
-def test_the_wrong_token(tmp_path):
-  """A learner that is not let in says so at once, and is not started again."""
-  tokens = []
-  for name in ('ours', 'strangers'):
-    tokens.append(credentials.copied(tmp_path, name) / 'run.token')
+def test_who_would_be_refused_is_told_before_a_device_is_touched(tmp_path):
+  """A learner that is not let in says so, and is not started again."""
+  ours, strangers = (
+    f'--token_file={credentials.copied(tmp_path, name) / "run.token"}'
+    for name in ('ours', 'strangers')
+  )
   with Processes(tmp_path) as processes:
-    processes.syncer(f'--token_file={tokens[0]}')
-    learner = processes.learner(0, flags=(f'--token_file={tokens[1]}',))
-    error = _error(processes, learner, EXIT_CONFIG)
-  assert error.startswith('error: --token_file: ')
-  assert 'UNAUTHENTICATED: the token is missing or wrong' in error
+    processes.syncer(ours)
+    started = [
+      processes.learner(0, flags=(strangers,), environment=NO_DEVICES),
+      processes.learner(
+        1, 'inner.lr=0.5', flags=(ours,), environment=NO_DEVICES
+      ),
+    ]
+    token, key = (
+      _error(processes, learner, EXIT_CONFIG) for learner in started
+    )
+  assert token.startswith('error: --token_file: ')
+  assert 'UNAUTHENTICATED: the token is missing or wrong' in token
+  assert key == (
+    'error: the syncer refused: another inner.lr: 0.5, the run has 0.003'
+  )
 
 
 def test_nobody_listens_to_strangers_unasked(tmp_path):

@@ -44,7 +44,7 @@ def _check_round(state: SyncerState, round_: Round):
     state.finishing,
   ):
     candidates = Candidates(
-      round_.number, kept.version, state.config, kept.last
+      round_.number, kept.version, state.policy, kept.last
     )
     for learner in state.members:
       candidates.put(learner, collecting._candidate(state, round_, learner))

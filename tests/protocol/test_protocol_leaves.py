@@ -26,7 +26,7 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import way_back
 from diloco.protocol.syncer.collecting import kth_s
 from diloco.protocol.weights import equal_weight, normalised, token_weight
-from tests.protocol.stages import SyncerStage, config_of
+from tests.protocol.stages import FINGERPRINTS, RUN, SyncerStage, config_of
 
 
 def _pace(clocks, quorum, spacing_steps=10, ahead_max=10):
@@ -266,6 +266,32 @@ def test_a_round_follows_the_rule_of_quorum_of_its_config(monkeypatch):
   assert counted.enough(1, 2, quorum=1) == (True, '1/1 offers, 2 live')
 
 
+@pytest.mark.parametrize(
+  'changes,refused',
+  [({}, False), ({'run': 'other'}, True), ({'fingerprints': {}}, True)],
+)
+def test_an_inquiry_is_answered_and_changes_nothing(changes, refused):
+  stage = SyncerStage()
+  stage.say('join', {'learner': 0})
+  before = stage.machine.snapshot()
+  inquiry = messages.Inquiry(
+    **{
+      'protocol': messages.PROTOCOL_VERSION,
+      'run': RUN,
+      'learner': 0,
+      'incarnation': 9,
+      'fingerprints': FINGERPRINTS,
+      **changes,
+    }
+  )
+  heard = syncer_events.Heard(0, 9, inquiry)
+  effects = stage.machine.handle(heard, before.now)
+  assert stage.machine.snapshot() == before
+  assert isinstance(effects[-1], syncer_events.EndSession)
+  said = [x.message for x in effects if isinstance(x, syncer_events.Send)]
+  assert [each.final for each in said] == [True] * refused
+
+
 def test_a_crc_that_was_told_outlives_the_shard():
   """After a lost ledger only the learner's hello says what version 1 is."""
   stage = SyncerStage(
@@ -281,3 +307,25 @@ def test_a_crc_that_was_told_outlives_the_shard():
     syncer_events.Back((syncer_events.Held(1, version=0, crc=1),)), now=1.0
   )
   assert stage.machine.lost_crcs == told
+
+
+@pytest.mark.parametrize(
+  'spacing,clock,offered,awaits',
+  [
+    (2, 2, 1, False),
+    (2, 1, 1, True),  # It may refresh its offer before its step is due.
+    (2, 2, None, True),
+    (2, 2, 0, True),  # Its offer is for an older round of the fragment.
+    (1, 1, 1, False),  # Its next offer is of another fragment.
+  ],
+)
+def test_a_window_ends_early_once_it_is_open_for_nobody(
+  spacing, clock, offered, awaits
+):
+  policy = RoundPolicy(
+    config_of({'fragments': 4, 'sync_every_steps': 4 * spacing})
+  )
+  assert policy.awaits(1, 2, clock, offered) == awaits
+  over = policy.why_over(0.0, 9.0, awaits, '1/1 offers')
+  assert over == (None if awaits else 'everyone is in')
+  assert policy.why_over(9.0, 9.0, True, '1/1 offers').startswith('window')

@@ -90,7 +90,7 @@ def test_any_figures_harm_nobody(stage, seed):
     bad.say_hello()
     bad.say(messages.Ready(0, 'the test'), REPORT)
     for _ in range(10):
-      bad.say(malice.extreme(rng.choice(messages.FROM_LEARNER[1:]), rng))
+      bad.say(malice.extreme(rng.choice(messages.FROM_LEARNER), rng))
     bad.close()
   good.train(stage.run_spec.config.protocol.spacing_steps)
   good.offer(2, 1e-3)

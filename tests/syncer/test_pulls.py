@@ -15,8 +15,7 @@ from diloco.run import contributions
 from diloco.run.payload_parts import TransferPace, announced
 from diloco.run.spec import make_run_spec
 from diloco.syncer.shard import Shard
-from diloco.syncer.shard_coordinator import ShardCoordinator
-from diloco.syncer.shard_registry import ShardAnswer, ShardRegistry
+from diloco.syncer.shard_coordinator import ShardAnswer, ShardCoordinator
 from diloco.transport.data_plane import TimedOut
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
@@ -73,11 +72,8 @@ class Syncer:
       crash=self.answers.put,
     )
     model = self.shard.model
-    registry = ShardRegistry(
-      self.run_spec, self.shard, model.versions(), model.crcs()
-    )
     self.shards = ShardCoordinator(
-      self.run_spec, self.shard, registry, say=print
+      self.run_spec, self.shard, model.versions(), model.crcs(), say=print
     )
     admitted = self.shards.admit(
       LEARNER, INCARNATION, (self.publisher.address,), ''

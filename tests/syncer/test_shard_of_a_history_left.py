@@ -11,7 +11,6 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.run.spec import make_run_spec
 from diloco.syncer.shard import Shard
 from diloco.syncer.shard_coordinator import ShardCoordinator
-from diloco.syncer.shard_registry import ShardRegistry
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
 
@@ -48,33 +47,31 @@ def lead_and_other():
     for p in shard.model.owned:
       shard.model.go_on(p, version, None)
   versions = (RUN,) * len(run_spec.layout.fragments)
-  registry = ShardRegistry(
-    run_spec, lead, versions, tuple(range(len(versions)))
-  )
-  return registry, ShardCoordinator(run_spec, lead, registry, say=print), other
+  crcs = tuple(range(len(versions)))
+  return ShardCoordinator(run_spec, lead, versions, crcs, say=print), other
 
 
 def test_its_later_versions_are_other_bytes_than_the_runs(lead_and_other):
-  registry, shards, other = lead_and_other
-  before = list(registry.run)
+  shards, other = lead_and_other
+  before = list(shards.run)
   back = shards.join(Told(), other.hello(process=1), believed=False)
   assert back.held == tuple(
     syncer_events.Held(p, LEFT, crc=before[p][1], same=False)
     for p in other.model.owned
   )
-  assert registry.run == before
+  assert shards.run == before
 
 
 def test_before_the_first_merge_they_are_the_runs(lead_and_other):
-  registry, shards, other = lead_and_other
+  shards, other = lead_and_other
   back = shards.join(Told(), other.hello(process=1), believed=True)
   assert [x.version for x in back.held] == [LEFT] * len(other.model.owned)
   assert all(x.same for x in back.held)
-  assert all(registry.run[p][0] == LEFT for p in other.model.owned)
+  assert all(shards.run[p][0] == LEFT for p in other.model.owned)
 
 
 def test_it_goes_on_under_the_number_of_the_run(lead_and_other):
-  registry, shards, other = lead_and_other
+  shards, other = lead_and_other
   told = Told()
   shards.join(told, other.hello(process=1), believed=False)
   for p in other.model.owned:
@@ -86,4 +83,4 @@ def test_it_goes_on_under_the_number_of_the_run(lead_and_other):
   assert [versions[p] for p in other.model.owned] == [RUN] * len(
     other.model.owned
   )
-  assert registry.versions() == (RUN,) * len(registry.run)
+  assert shards.versions() == (RUN,) * len(shards.run)

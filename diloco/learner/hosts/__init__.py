@@ -8,6 +8,5 @@ it itself.
   process_group  how the processes find each other, and join in one JAX program
   host_group     the other hosts, as the leading one sees them
   follower       a process that does not lead, from its start to its end
-  worker         what it performs at boundaries, and on threads
   host_transfer  the bytes that each process moves
 """

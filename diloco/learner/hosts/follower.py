@@ -1,49 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connects the hosts of one learner and agrees on the step they start from."""
+"""A process of a learner that does not lead: the same steps, its own bytes.
 
+Its loop executes the leading host's orders in sequence; a thread reads them,
+and two workers move bytes, as in the leading host's `SyncerClient`.
+"""
+
+import contextlib
 import queue
 import threading
+from collections.abc import Callable
 
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner.device import Device
-from diloco.learner.hosts.host_group import HostGroup
+from diloco.learner.hosts.host_transfer import OF_SESSIONS, HostTransfer
 from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
-from diloco.learner.hosts.worker import HostWorker
-from diloco.learner.restore import common_step, restore
-from diloco.protocol import host_messages
+from diloco.learner.replica import Mismatch
+from diloco.learner.restore import restore
+from diloco.learner.train_state import TrainState
+from diloco.protocol import host_messages, messages
 from diloco.run.spec import RunSpec
-from diloco.transport.data_plane import DataPlane
-from diloco.transport.host_channel import GroupLost, HostConnection
+from diloco.run.threads import Worker
+from diloco.transport.data_plane import DataPlane, TransferFailed
+from diloco.transport.host_channel import HostConnection
 
-
-def gather(
-  process_group: ProcessGroup, met: Rendezvous | None, records: LearnerRecords
-) -> tuple[HostGroup, int | None]:
-  """Connects the leading host to the others; returns them and the common step.
-
-  `met` is closed once they are connected. It is None if there are none: then
-  there is nothing to agree on, and no step.
-
-  Raises:
-    GroupLost: a host is gone.
-  """
-  if met is None:
-    return HostGroup(), None
-  hosts = HostGroup(process_group.listen(), process_group.hosts - 1)
-  met.close()
-  step = common_step([records.readable(), *hosts.steps.values()])
-  hosts.tell(host_messages.RestoreFrom(step))
-  return hosts, step
+JOBS_MAX = 256  # Per worker; the leading host waits for what it requested.
+LOOK_S = 0.1  # Between two looks whether a save is over.
+CLOSE_S = 30.0  # Limit for writing the last checkpoint.
+LOOP = (
+  host_messages.RestoreFrom,
+  host_messages.MakeStep,
+  host_messages.TakeSnapshot,
+  host_messages.ApplyFragment,
+  host_messages.ResetState,
+  host_messages.DonateAt,
+  host_messages.AdoptState,
+  host_messages.BeginAt,
+  host_messages.SaveAt,
+  host_messages.EndAt,
+)
+# Addresses and parts, as in `HostDone`; None: there are none to tell.
+Done = tuple[tuple[str, ...], tuple[messages.Part, ...]] | None
 
 
 class Follower:
-  """A host that does not lead: it follows the leading host to the end.
+  """One of the hosts 1 … N−1: it follows the leading host to the end.
 
   Args:
     met: open connections to the other hosts; closed once this one is connected.
     device: the compiled device.
     records: checkpoints of this host.
     plane: the data plane.
+
+  Raises:
+    GroupLost: the leading host is gone.
   """
 
   def __init__(
@@ -56,56 +65,166 @@ class Follower:
     records: LearnerRecords,
     plane: DataPlane,
   ):
+    self._records = records
+    self._saving_step = 0  # Of the save in progress.
+    self._todo: queue.SimpleQueue = queue.SimpleQueue()  # Orders, or an error.
     self._made = threading.Event()
-    self._answer: queue.SimpleQueue = queue.SimpleQueue()
-    self._host: HostWorker | None = None
+    self._up = Worker('up', JOBS_MAX, self._todo.put)
+    self._down = Worker('down', JOBS_MAX, self._todo.put)
     self._connection = HostConnection(
       process_group.connect(),
       host_messages.FROM_LEADING_HOST,
       self._hear,
-      self._lost,
+      self._todo.put,
       'the leading host',
     )
     met.close()
-    self._connection.send(
+    self._say(
       host_messages.HostStarted(process_group.index, records.readable())
     )
-    step = self._answer.get()
-    if isinstance(step, GroupLost):
-      raise step
-    restored = restore(run_spec, device, records, step)
-    self._host = HostWorker(
-      run_spec, learner, device, restored, records, plane, self._connection
-    )
+    restored = restore(run_spec, device, records, self._next().step)
+    self._state = TrainState(run_spec, learner, device, restored, records)
+    self._transfer = HostTransfer(run_spec, device, restored.host, plane)
     self._made.set()
 
   def stop(self, *_):
     """Asks the leading host to end the learner in good order; signal-safe."""
     threading.Thread(
-      target=lambda: self._connection.send(host_messages.StopWanted()),
-      daemon=True,
+      target=lambda: self._say(host_messages.StopWanted()), daemon=True
     ).start()
 
   def run(self) -> host_messages.EndAt:
-    """Follows the leading host's orders to the end.
+    """Executes orders until it is told to end.
 
     Raises:
       GroupLost: the leading host is gone.
     """
     try:
-      return self._host.run()
+      while True:
+        order = self._next()
+        if isinstance(order, host_messages.EndAt):
+          self._records.close(CLOSE_S)
+          return order
+        self._do(order)
     finally:
-      self._host.close()
+      self._up.close(1.0)
+      self._down.close(1.0)
+      self._transfer.donations.end()
+      self._transfer.sessions.close()
       self._connection.close(1.0)
 
+  def _say(self, message):
+    self._connection.send(message)
+
+  # On the reading thread ------------------------------------------------------
+
   def _hear(self, message):
-    if isinstance(message, host_messages.RestoreFrom):
-      self._answer.put(message.step)
+    if isinstance(message, LOOP):
+      self._todo.put(message)
       return
     self._made.wait()
-    self._host.hear(message)
+    transfer, down = self._transfer, self._down
+    match message:
+      case host_messages.OpenSession():
+        addresses = transfer.sessions.open(message.session)
+        self._say(host_messages.HostDone(message.job, addresses=addresses))
+      case _ if isinstance(message, OF_SESSIONS):
+        transfer.sessions.perform(message)
+      case host_messages.OfferHeld():
+        p = message.fragment
+        self._offer(message, lambda: transfer.codec.encode_held(p))
+      case host_messages.HostTake():
+        self._answer(down, message.job, lambda: transfer.take(message))
+      case host_messages.HostFetch():
+        self._answer(down, message.job, lambda: transfer.fetch(message))
+      case host_messages.FetchOver():
+        end = lambda: transfer.end_fetch(message.taken)  # noqa: E731
+        self._answer(down, message.job, end, told=message.taken)
+      case host_messages.EndDonations():
+        self._submit(self._up, lambda: transfer.donations.end(message.newcomer))
+      case _:
+        raise TypeError(f'Not for another host: {message!r}.')
 
-  def _lost(self, error: GroupLost):
-    self._answer.put(error)
-    self._made.wait()  # Otherwise `lost` would find no host to tell.
-    self._host.lost(error)
+  def _submit(self, worker: Worker, job: Callable[[], None]):
+    if not worker.submit(job):
+      self._todo.put(RuntimeError('a worker has no room'))
+
+  def _answer(
+    self,
+    worker: Worker,
+    job: int,
+    perform: Callable[[], Done],
+    told: bool = True,
+  ):
+    """Performs on a worker, and reports what is on offer or why it failed."""
+
+    def run():
+      try:
+        done = host_messages.HostDone(job, '', *(perform() or ()))
+      except (TransferFailed, Mismatch) as error:
+        reason = f'{type(error).__name__}: {error}'
+        done = host_messages.HostDone(job, reason)
+      if told:
+        self._say(done)
+
+    self._submit(worker, run)
+
+  def _offer(self, order, encode):
+    """Offers this host's parts."""
+
+    def perform() -> Done:
+      to = order.session, order.fragment, order.handle
+      return (), self._transfer.offer(*to, encode())
+
+    self._answer(self._up, order.handle, perform)
+
+  # On the loop ----------------------------------------------------------------
+
+  def _next(self):
+    """Waits for an order; meanwhile reports the end of a save."""
+    order = None
+    while self._saving_step and order is None:
+      if not self._records.saving:
+        self._say(host_messages.HostSaved(self._saving_step))
+        self._saving_step = 0
+        break
+      with contextlib.suppress(queue.Empty):
+        order = self._todo.get(timeout=LOOK_S)
+    order = order or self._todo.get()
+    if isinstance(order, BaseException):
+      raise order
+    return order
+
+  def _do(self, order):
+    given = None
+    match order:
+      case host_messages.ApplyFragment():
+        given = self._transfer.take_arrived(order.fragment, order.version)
+        assert given is not None, f'{order} has not arrived here'
+      case host_messages.AdoptState():
+        given = self._transfer.take_adopted()
+    made = self._state.perform(order, given)
+    match order:
+      case host_messages.TakeSnapshot() if order.session:
+        p, codec = order.fragment, self._transfer.codec
+        reference = self._state.own.reference(p)
+        self._offer(order, lambda: codec.encode_delta(p, made, reference))
+      case host_messages.DonateAt():
+        self._donate(order, made)
+      case host_messages.SaveAt():
+        self._saving_step = order.step
+
+  def _donate(self, order: host_messages.DonateAt, state):
+    thetas = [each.theta for each in self._state.held]
+    newcomer = order.learner, order.incarnation
+
+    def perform() -> Done:
+      try:
+        address, parts = self._transfer.donations.offer(
+          newcomer, order.handles, thetas, state.inner_state
+        )
+      finally:
+        state.release()
+      return (address,), parts
+
+    self._answer(self._up, order.handles[0], perform)

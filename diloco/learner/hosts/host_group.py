@@ -8,10 +8,14 @@ all parts, or none.
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 
+from diloco.checkpoint.learner_records import LearnerRecords
+from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
 from diloco.learner.replica import Mismatch
-from diloco.protocol import host_messages, messages
+from diloco.learner.restore import common_step
+from diloco.protocol import host_messages
+from diloco.protocol.host_messages import HostDone
 from diloco.transport.host_channel import (
   GroupLost,
   HostConnection,
@@ -19,13 +23,8 @@ from diloco.transport.host_channel import (
 )
 
 ANSWER_S = 120.0  # A live host answers; jax ends dead ones sooner.
-
 STATE_S = 3600.0  # The limit when all of a host's state is moved.
-
-Addresses = tuple[str, ...]  # Addresses of one host, by shard of the syncer.
-# Parts of one host, by shard; None: it failed.
-Parts = tuple[messages.Part | None, ...]
-Donated = host_messages.HostDonated
+_STARTED = 0  # The job that a host begins with; the others have larger numbers.
 
 
 class HostGroup:
@@ -48,9 +47,10 @@ class HostGroup:
     self._on_stop: Callable[[], None] = lambda: None
     self._on_lost: Callable[[GroupLost], None] = lambda error: None
     self._changed = threading.Condition()
-    self._answers: dict[Hashable, dict[int, object]] = {}
-    # Answers to come that are not needed.
-    self._unwanted: dict[Hashable, int] = {}
+    # By job and host.
+    self._answers: dict[int, dict[int, HostDone]] = {}
+    # Answers to come that are not needed, by job.
+    self._unwanted: dict[int, int] = {}
     self._saved: dict[int, int] = {}  # Host -> step of the last that is over.
     self._lost: GroupLost | None = None
     self._connections: dict[int, HostConnection] = {}
@@ -59,7 +59,7 @@ class HostGroup:
       for connection in listener.accept(others):
         self._unnamed.append(self._open(connection))
       listener.close()
-    started = self._wait('started')
+    started = self.answers(_STARTED)
     self.steps = {host: each.steps for host, each in started.items()}
 
   def watch(
@@ -82,72 +82,44 @@ class HostGroup:
     for connection in self._connections.values():
       connection.send(message)
 
-  def tell_each(self, said: Iterable) -> None:
-    """Sends each of them its own message, from host 1 on."""
-    for host, message in enumerate(said, start=1):
-      self._connections[host].send(message)
+  def answers(
+    self, job: int, timeout_s: float = ANSWER_S
+  ) -> dict[int, HostDone]:
+    """Waits for each host's answer, and returns them by host, ascending."""
 
-  def open_session(self, session: int) -> tuple[Addresses, ...]:
-    """Opens a syncer session on each host; returns where each offers."""
-    self.tell(host_messages.OpenSession(session))
-    found = self._wait(('session', session))
-    return tuple(each.addresses for each in found.values())
+    def complete():
+      found = self._answers.get(job, {})
+      return self._lost or len(found) == self.count - 1
 
-  def offered(self, handle: int) -> tuple[Parts, ...]:
-    """Waits for, and returns, what each host has on offer under a handle."""
-    found = self._wait(('offered', handle))
-    return tuple(each.parts or (None,) for each in found.values())
-
-  def forget(self, handle: int) -> None:
-    """Drops the answers for a handle, which are not waited for any more."""
-    key = 'offered', handle
     with self._changed:
-      left = self.count - 1 - len(self._answers.pop(key, {}))
+      if not self._changed.wait_for(complete, timeout_s):
+        raise GroupLost(f'no answer of all hosts in {timeout_s} s: job {job}')
+      if self._lost:
+        raise self._lost
+      return dict(sorted(self._answers.pop(job, {}).items()))
+
+  def forget(self, job: int) -> None:
+    """Drops the answers for a job, which are not waited for any more."""
+    with self._changed:
+      left = self.count - 1 - len(self._answers.pop(job, {}))
       if left:
-        self._unwanted[key] = left
+        self._unwanted[job] = left
 
   @contextlib.contextmanager
-  def taking(self, orders: Sequence[host_messages.HostTake]):
-    """Makes a context in which host 0 and the others each take their part.
+  def together(self, order, timeout_s: float = ANSWER_S):
+    """Makes a context in which host 0 and the others each perform an order.
 
     At its end all have; otherwise it raises `Mismatch`, which names the host
     and the reason.
-
-    Args:
-      orders: by host, from 0 on.
     """
-    own, *others = orders
-    self.tell_each(others)
+    self.tell(order)
     try:
       yield
     finally:
-      took = self._wait(('took', own.fragment, own.version))
-    _check_all(took)
-
-  def donated(self, newcomer: tuple[int, int]) -> tuple[Donated, ...]:
-    """Waits for, and returns, what each host offers to a newcomer."""
-    return tuple(self._wait(('donated', *newcomer), STATE_S).values())
-
-  @contextlib.contextmanager
-  def fetching(self, orders: Sequence[host_messages.HostFetch]):
-    """Makes a context like `taking` for parts of a donor's state.
-
-    The parts are only fetched in it, not adopted.
-    """
-    self.tell_each(orders[1:])
-    try:
-      yield
-    finally:
-      fetched = self._wait('fetched', STATE_S)
-    _check_all(fetched)
-
-  def end_fetch(self, taken: bool) -> None:
-    """Has the hosts adopt what they fetched, and waits for it; or discard
-    it.
-    """
-    self.tell(host_messages.FetchOver(taken))
-    if taken:
-      self._wait('adopted')
+      answers = self.answers(order.job, timeout_s)
+    for host, each in answers.items():
+      if each.reason:
+        raise Mismatch(f'host {host}: {each.reason}')
 
   def have_saved(self, step: int) -> bool:
     """Returns True once no other host is saving that step, or an older one."""
@@ -190,21 +162,9 @@ class HostGroup:
     match message:
       case host_messages.HostStarted():
         self._connections[message.host] = connection
-        self._answer('started', connection, message)
-      case host_messages.SessionAt():
-        self._answer(('session', message.session), connection, message)
-      case host_messages.HostOffered():
-        self._answer(('offered', message.handle), connection, message)
-      case host_messages.HostTook():
-        key = 'took', message.fragment, message.version
-        self._answer(key, connection, message)
-      case host_messages.HostDonated():
-        key = 'donated', message.learner, message.incarnation
-        self._answer(key, connection, message)
-      case host_messages.HostFetched():
-        self._answer('fetched', connection, message)
-      case host_messages.HostAdopted():
-        self._answer('adopted', connection, message)
+        self._answer(_STARTED, connection, message)
+      case host_messages.HostDone():
+        self._answer(message.job, connection, message)
       case host_messages.HostSaved():
         with self._changed:
           self._saved[self._host_of(connection)] = message.step
@@ -214,15 +174,15 @@ class HostGroup:
       case _:
         raise TypeError(f'Not of another host: {message!r}.')
 
-  def _answer(self, key: Hashable, connection: HostConnection, message):
+  def _answer(self, job: int, connection: HostConnection, message):
     host = self._host_of(connection)
     with self._changed:
-      if key in self._unwanted:
-        self._unwanted[key] -= 1
-        if not self._unwanted[key]:
-          del self._unwanted[key]
+      if job in self._unwanted:
+        self._unwanted[job] -= 1
+        if not self._unwanted[job]:
+          del self._unwanted[job]
         return
-      self._answers.setdefault(key, {})[host] = message
+      self._answers.setdefault(job, {})[host] = message
       self._changed.notify_all()
 
   def _all_saved(self, step: int) -> bool:
@@ -232,22 +192,6 @@ class HostGroup:
     [host] = [h for h, c in self._connections.items() if c is connection]
     return host
 
-  def _wait(
-    self, key: Hashable, timeout_s: float = ANSWER_S
-  ) -> dict[int, object]:
-    """Waits for all answers to `key` and returns them by host, ascending."""
-
-    def complete():
-      found = self._answers.get(key, {})
-      return self._lost or len(found) == self.count - 1
-
-    with self._changed:
-      if not self._changed.wait_for(complete, timeout_s):
-        raise GroupLost(f'no answer of all hosts in {timeout_s} s: {key}')
-      if self._lost:
-        raise self._lost
-      return dict(sorted(self._answers.pop(key, {}).items()))
-
   def _note_lost(self, error: GroupLost):
     with self._changed:
       self._lost = self._lost or error
@@ -255,8 +199,21 @@ class HostGroup:
     self._on_lost(error)
 
 
-def _check_all(answers: Mapping[int, object]) -> None:
-  """Raises `Mismatch` for the first host that failed."""
-  for host, each in answers.items():
-    if each.reason:
-      raise Mismatch(f'host {host}: {each.reason}')
+def gather(
+  process_group: ProcessGroup, met: Rendezvous | None, records: LearnerRecords
+) -> tuple[HostGroup, int | None]:
+  """Connects the leading host to the others; returns them and the common step.
+
+  `met` is closed once they are connected. It is None if there are none: then
+  there is nothing to agree on, and no step.
+
+  Raises:
+    GroupLost: a host is gone.
+  """
+  if met is None:
+    return HostGroup(), None
+  hosts = HostGroup(process_group.listen(), process_group.hosts - 1)
+  met.close()
+  step = common_step([records.readable(), *hosts.steps.values()])
+  hosts.tell(host_messages.RestoreFrom(step))
+  return hosts, step

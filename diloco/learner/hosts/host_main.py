@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 from typing import NoReturn
 
 import jax
@@ -19,9 +20,15 @@ from diloco.config import hardware, run_config
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.learner import restore
-from diloco.learner.connection import RunIsOver, SyncerAbsent, SyncerAddress
+from diloco.learner.connection import (
+  RunIsOver,
+  SyncerAbsent,
+  SyncerAddress,
+  why_refused,
+)
 from diloco.learner.device import Device
-from diloco.learner.hosts.follower import Follower, gather
+from diloco.learner.hosts.follower import Follower
+from diloco.learner.hosts.host_group import gather
 from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
 from diloco.learner.restore import CheckpointGone, Outputs
 from diloco.learner.syncer_client import SyncerClient
@@ -30,7 +37,8 @@ from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
 from diloco.monitoring import monitor_flags
 from diloco.monitoring.monitor import Monitor
-from diloco.protocol import host_messages
+from diloco.protocol import host_messages, messages
+from diloco.protocol.incarnation import incarnation_of
 from diloco.protocol.learner import events as learner_events
 from diloco.run.environment import describe
 from diloco.run.event_log import LearnerEventLog
@@ -43,8 +51,6 @@ from diloco.transport.control_client import NotAdmitted
 from diloco.transport.host_channel import GroupLost
 from diloco.transport.planes import make_plane
 from diloco.transport.sockets import BadAddress, HostUnknown
-
-LOOK_S = 1.0  # For the syncer, before programs are compiled.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +79,10 @@ def run(config: RunConfig, given: HostFlags) -> int:
     process = learner_name(given.learner, given.host)
     monitor = monitor_flags.begin(config.name, process)
     run_spec = make_run_spec(config)
+    with config_flags.refusing(NotAdmitted, flag='--token_file'):
+      reason = _why_refused(run_spec, access, given)
+    if reason is not None:
+      return _say_refused(reason)
     hardware.check(os.environ)
     met = _join(process_group)
     run_config.check_devices(config, _device_count())
@@ -93,14 +103,13 @@ def run(config: RunConfig, given: HostFlags) -> int:
     print(f'error: host {process_group.index}: {error}', file=sys.stderr)
     _die(told=True)
   except NotAdmitted as error:
-    print(f'error: --token_file: {error}', file=sys.stderr)
-    return config_flags.EXIT_CONFIG
+    raise ConfigError([f'--token_file: {error}']) from None
   except Exception:
     if process_group.hosts == 1:
       raise
     _die()  # Most likely a collective, for want of another host.
   if left.refused:
-    print(f'error: the syncer refused: {left.reason}', file=sys.stderr)
+    return _say_refused(left.reason)
   if left.cut_off:
     print(f'error: {left.reason}', file=sys.stderr)
   logging.info('left: %s', left.reason)
@@ -179,6 +188,29 @@ def _device_count() -> int:
   return jax.device_count()
 
 
+def _why_refused(run_spec, access: Access, given: HostFlags) -> str | None:
+  """Returns why the syncer, if it is there, would refuse this learner for good.
+
+  It is asked before a device is touched: compiling takes a minute.
+  """
+  if given.host or access.proxy:
+    return None  # Host 0 asks for all; a proxy alone may reach the syncer.
+  process = time.time_ns() // 1_000_000
+  inquiry = messages.Inquiry(
+    messages.PROTOCOL_VERSION,
+    run_spec.config.name,
+    given.learner,
+    incarnation_of(process, 0),
+    run_spec.fingerprints,
+  )
+  return why_refused(given.syncer, access, inquiry)
+
+
+def _say_refused(reason: str) -> int:
+  print(f'error: the syncer refused: {reason}', file=sys.stderr)
+  return config_flags.EXIT_CONFIG
+
+
 def _exit_code(left: learner_events.Leave) -> int:
   if left.refused:
     return config_flags.EXIT_CONFIG
@@ -254,7 +286,6 @@ def _train(
   learner = given.learner
   name = learner_name(learner)
   plane = _plane(run_spec, access)
-  _look_for(given.syncer, access)
   device = _device(run_spec, workdir, given)
   records = _records(run_spec, workdir, process_group, given.learner)
   hosts, step = gather(process_group, met, records)
@@ -310,18 +341,6 @@ def _train(
     writer.close()
     tape.close()
     plane.close()
-
-
-def _look_for(syncer: str, access: Access):
-  """Logs at once if nothing listens there: compiling comes first."""
-  if access.proxy:
-    return  # It alone may reach the syncer.
-  try:
-    sockets.probe(*sockets.split(syncer), LOOK_S)
-  except OSError as error:
-    logging.info(
-      'no syncer at %s yet (%s): programs are compiled meanwhile', syncer, error
-    )
 
 
 def _device(run_spec, workdir: Workdir, given: HostFlags) -> Device:

@@ -8,18 +8,14 @@ import numpy as np
 
 from diloco.learner import peer_bootstrap
 from diloco.learner.device import Device
-from diloco.learner.replica import (
-  ArrivedFragment,
-  ArrivedFragments,
-  Replica,
-  ReplicaCodec,
-)
-from diloco.protocol import host_messages
+from diloco.learner.replica import ArrivedFragment, Replica, ReplicaCodec
+from diloco.protocol import host_messages, messages
 from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace
 from diloco.run.spec import RunSpec
 from diloco.transport.data_plane import Closed, DataPlane, Publisher
 
+Shares = Sequence[np.ndarray]  # uint8, by shard of the syncer.
 OFFERS_MAX = 8  # Per fragment: offers that the syncer has not released.
 OF_SESSIONS = (
   host_messages.SyncerAt,
@@ -32,7 +28,9 @@ OF_SESSIONS = (
 class HostTransfer:
   """Moves the bytes of one host; the `take_…` methods are for its loop.
 
-  Donations and what is encoded are for one worker, the rest for the other.
+  Donations and what is encoded are for one worker, the rest for the other. What
+  is done for an order raises `TransferFailed` where bytes did not come, and
+  `Mismatch` where they are not what was announced.
 
   Args:
     device: takes fragments of Θ.
@@ -50,70 +48,88 @@ class HostTransfer:
   ):
     self.codec = ReplicaCodec(run_spec, device, replica)
     self.donations = peer_bootstrap.Donations(self.codec, plane)
-    self.sessions = HostSessions(plane, run_spec.owners.shards)
+    self.sessions = HostSessions(plane, run_spec.owners.shards, replica.host)
+    self._host = replica.host
+    self._shards = run_spec.owners.shards
     self._run_spec = run_spec
     self._plane = plane
     self._pace = TransferPace(run_spec.config.protocol.patience)
-    self._arrivals = ArrivedFragments()
-    self._adopted = None  # A donor's inner state, until the loop takes it.
+    self._arrived: dict[tuple[int, int], ArrivedFragment] = {}
+    # From a donor, until all hosts have theirs; then its inner state, until the
+    # loop takes it.
+    self._fetched: (
+      tuple[host_messages.HostFetch, peer_bootstrap.FetchedState] | None
+    ) = None
+    self._adopted = None
 
   def take_arrived(self, fragment: int, version: int) -> ArrivedFragment | None:
-    """Returns a fragment to be applied; see `ArrivedFragments.take`."""
-    return self._arrivals.take(fragment, version)
+    """Returns the fragment to apply and forgets older ones.
+
+    It is None if the version came twice and was applied before.
+    """
+    taken = self._arrived.pop((fragment, version), None)
+    for key in list(self._arrived):
+      if key[0] == fragment and key[1] < version:
+        del self._arrived[key]
+    return taken
 
   def take_adopted(self):
     """Returns the inner state that a donor gave; None if there is none."""
     adopted, self._adopted = self._adopted, None
     return adopted
 
+  def offer(
+    self, session: int, fragment: int, handle: int, shares: Shares
+  ) -> tuple[messages.Part, ...]:
+    """Offers the syncer this host's bytes; returns what is on offer."""
+    self.sessions.offer(session, fragment, handle, shares)
+    return tuple(map(payload_parts.part_of, shares))
+
   def take(self, order: host_messages.HostTake):
-    """Pulls this host's part into its copy and the devices'.
-
-    Raises:
-      TransferFailed: bytes did not come.
-      Mismatch: they are not what was announced.
-    """
-    fetchers = self.sessions.fetchers(order.session)
-    data = fetchers.pull_each(order.payloads, self._pace)
-    arrived = self.codec.take_in(
-      order.fragment,
-      order.version,
-      order.full,
-      data,
-      order.crc,
-      order.part_crcs,
+    """Pulls this host's part into its copy and the devices'."""
+    first = self._host * self._shards
+    own = range(first, first + self._shards)
+    data = self.sessions.fetchers(order.session).pull_each(
+      [payload_parts.only(order.payload, i) for i in own], self._pace
     )
-    self._arrivals.put(order.fragment, arrived)
+    self._put(
+      self.codec.take_in(
+        order.fragment,
+        order.version,
+        order.full,
+        data,
+        order.crc,
+        order.part_crcs[first : first + self._shards],
+      )
+    )
 
-  def fetch(
-    self, order: host_messages.HostFetch
-  ) -> peer_bootstrap.FetchedState:
-    """Pulls this host's part of a donor's state without adopting it.
-
-    Raises:
-      TransferFailed: bytes did not come.
-      Mismatch: this process cannot use them.
-    """
-    return peer_bootstrap.fetch(
-      order.payloads,
-      order.address,
+  def fetch(self, order: host_messages.HostFetch):
+    """Pulls this host's part of a donor's state without adopting it."""
+    self._fetched = None
+    fetched = peer_bootstrap.fetch(
+      [payload_parts.only(each, self._host) for each in order.payloads],
+      order.addresses[self._host],
       self.codec,
       len(self._run_spec.layout.fragments),
       self._run_spec.full.name,
       self._plane,
       self._pace,
     )
+    self._fetched = order, fetched
 
-  def adopt(
-    self,
-    order: host_messages.HostFetch,
-    fetched: peer_bootstrap.FetchedState,
-  ):
-    """Makes what was fetched this host's copy; raises `Mismatch`."""
+  def end_fetch(self, taken: bool):
+    """Makes what was fetched this host's copy, or discards it."""
+    found, self._fetched = self._fetched, None
+    if not taken:
+      return
+    order, fetched = found
     self.codec.adopt(order.versions, fetched.data, order.crcs)
     for p in range(len(order.versions)):
-      self._arrivals.put(p, self.codec.placed(p))
+      self._put(self.codec.placed(p))
     self._adopted = fetched.inner_state
+
+  def _put(self, arrived: ArrivedFragment):
+    self._arrived[arrived.fragment, arrived.held.version] = arrived
 
 
 class _HostSession:
@@ -136,10 +152,12 @@ class HostSessions:
   Args:
     plane: makes publishers and fetchers.
     shards: S, the number of the syncer's shards.
+    host: index of this host.
   """
 
-  def __init__(self, plane: DataPlane, shards: int):
+  def __init__(self, plane: DataPlane, shards: int, host: int = 0):
     self._plane = plane
+    self._host = host
     self._shards = shards
     self._lock = threading.Lock()
     self._open: dict[int, _HostSession] = {}
@@ -162,13 +180,14 @@ class HostSessions:
       return
     match said:
       case host_messages.SyncerAt():
-        before = found.fetchers
-        found.fetchers = payload_parts.Fetchers(self._plane, said.addresses)
+        before, first = found.fetchers, self._host * self._shards
+        own = said.addresses[first : first + self._shards]
+        found.fetchers = payload_parts.Fetchers(self._plane, own)
         if before is not None:
           before.close()
       case host_messages.ShardMoved():
         if found.fetchers is not None:
-          found.fetchers.move(said.shard, said.address)
+          found.fetchers.move(said.shard, said.addresses[self._host])
       case host_messages.CloseSession():
         with self._lock:
           self._open.pop(said.session, None)
@@ -190,9 +209,7 @@ class HostSessions:
       return False
     return list(found.unretired.values()).count(fragment) < OFFERS_MAX
 
-  def offer(
-    self, session: int, fragment: int, handle: int, parts: Sequence[np.ndarray]
-  ):
+  def offer(self, session: int, fragment: int, handle: int, parts: Shares):
     """Offers each shard its part; raises `Closed` if the session has ended."""
     found = self._found(session)
     if found is None:

@@ -9,7 +9,6 @@ import dataclasses
 import typing
 from collections.abc import Iterable
 
-from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.round_policy import RoundPolicy
 from diloco.protocol.syncer import absence, offers
 from diloco.protocol.syncer.rounds import HeldOffer, Round, Stage
@@ -34,11 +33,9 @@ def why_over(state: SyncerState, round_: Round) -> str | None:
     round_.stage = Stage.GRACE
     round_.quorum_at_s = state.now
     round_.closes_at_s = state.now + _grace_s(state)
-  if decision.complete:
-    return 'everyone is in'
-  if state.now >= round_.closes_at_s:
-    return f'window over, {decision.reason}'
-  return None
+  return state.policy.why_over(
+    state.now, round_.closes_at_s, not decision.complete, decision.reason
+  )
 
 
 def collect_again(round_: Round):
@@ -53,12 +50,13 @@ def _why_over_at_last(state: SyncerState, round_: Round) -> str | None:
   if state.finish_at_s is None:
     return None
   live = state.members.live
-  over = state.now >= state.finish_at_s
-  all_in = live and live <= state.members.handed_in
-  if not over and not (all_in and _are_all_back(state)):
-    return None
-  round_.quorum_at_s = round_.quorum_at_s or state.now
-  return 'finish, ' + ('time is over' if over else 'everyone handed in')
+  all_in = bool(live) and live <= state.members.handed_in
+  reason = state.policy.why_finish_over(
+    state.now, state.finish_at_s, all_in and _are_all_back(state)
+  )
+  if reason is not None:
+    round_.quorum_at_s = round_.quorum_at_s or state.now
+  return reason
 
 
 def _are_all_back(state: SyncerState) -> bool:
@@ -140,7 +138,7 @@ def candidates(state: SyncerState, round_: Round) -> 'Candidates':
   version = state.versions[round_.fragment]
   known, moved = round_.candidates, round_.touched
   if known is None or (known.version, known.last) != (version, state.finishing):
-    known = Candidates(round_.number, version, state.config, state.finishing)
+    known = Candidates(round_.number, version, state.policy, state.finishing)
     round_.candidates, moved = known, state.members
   for learner in moved:
     known.put(learner, _candidate(state, round_, learner))
@@ -195,7 +193,7 @@ def _rests(state: SyncerState, learner: int) -> bool:
 
 
 def why_not(
-  candidate: Candidate, due_step: int, version: int, config: ProtocolConfig
+  candidate: Candidate, due_step: int, version: int, policy: RoundPolicy
 ) -> str | None:
   """Returns why a candidate's offer can't be merged now; None if it can."""
   if candidate.held is None:
@@ -203,10 +201,10 @@ def why_not(
   offer = candidate.held.offer
   if offer.c_steps < 1:
     return 'no step since its base'
-  admitted = RoundPolicy(config).admits(candidate.clock, due_step)
+  admitted = policy.admits(candidate.clock, due_step)
   if not admitted.holds:
     return admitted.reason
-  return offers.why_void(offer, candidate.merged, version, config)
+  return offers.why_void(offer, candidate.merged, version, policy.config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,18 +230,13 @@ class Candidates:
   """
 
   def __init__(
-    self, round_: int, version: int, config: ProtocolConfig, last: bool = False
+    self, round_: int, version: int, policy: RoundPolicy, last: bool = False
   ):
     self.version, self.last = version, last
     self.admitted: set[int] = set()
     self._round = round_
-    self._config = config
-    self._due_step = 0 if last else round_ * config.spacing_steps
-    # If each step has a round (s = 1), the next offer is of another fragment: a
-    # learner whose clock is behind has nothing newer to wait for.
-    self._policy = RoundPolicy(config)
-    waits_for_clock = self._policy.waits_for_clock()
-    self._newest = config.spacing_steps == 1 and not waits_for_clock
+    self._policy = policy
+    self._due_step = 0 if last else round_ * policy.config.spacing_steps
     self._all: set[int] = set()
     self._live: set[int] = set()  # All but those that are leaving.
     self._live_admitted: set[int] = set()
@@ -262,7 +255,7 @@ class Candidates:
     if candidate is None:
       return
     self._all.add(learner)
-    blocked = why_not(candidate, self._due_step, self.version, self._config)
+    blocked = why_not(candidate, self._due_step, self.version, self._policy)
     if blocked is None:
       self.admitted.add(learner)
     if candidate.clock is None:
@@ -270,13 +263,10 @@ class Candidates:
     self._live.add(learner)
     if blocked is None:
       self._live_admitted.add(learner)
-    # Steps are reported before a snapshot is encoded: a clock alone would end
-    # the window on the very offers that it is held open for.
-    made = self._newest or candidate.clock >= self._due_step
-    offered = candidate.held is not None and (
-      candidate.held.offer.round >= self._round
-    )
-    if not (made and offered):
+    offered = candidate.held and candidate.held.offer.round
+    if self._policy.awaits(
+      self._round, self._due_step, candidate.clock, offered
+    ):
       self._awaited.add(learner)
 
   def decide(self, quorum: int) -> MergeDecision:

@@ -63,6 +63,8 @@ class Syncer:
     match event:
       case syncer_events.Heard(message=messages.Hello()):
         sessions.on_hello(state, event.message)
+      case syncer_events.Heard(message=messages.Inquiry()):
+        sessions.on_inquiry(state, event.message)
       case syncer_events.Heard():
         if sessions.is_heard(state, event.learner, event.incarnation):
           self._absorb(event.learner, event.message)

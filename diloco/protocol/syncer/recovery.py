@@ -108,7 +108,11 @@ def _adopt(
 
 
 def ask(state: SyncerState):
-  """Asks a holder for each lost fragment; gives up after a time limit."""
+  """Asks a holder for each lost fragment; gives up after a time limit.
+
+  A holder is asked for one fragment at a time: it encodes a whole one beside
+  its steps.
+  """
   if not state.lost:
     state.give_up_lost_s = None
     return
@@ -117,6 +121,7 @@ def ask(state: SyncerState):
     state.give_up_lost_s = state.now + floor_s
   late = state.give_up_lost_s is not None and state.now >= state.give_up_lost_s
   late = late or _all_are_here(state)
+  busy = {lost.asked for lost in state.lost.values()}
   for p, lost in sorted(state.lost.items()):
     if lost.asked is not None:
       continue
@@ -131,11 +136,13 @@ def ask(state: SyncerState):
     if not holders and over and heard:
       version = _newest_elsewhere(state, p, lost)
       holders = _holders(state, p, lost, version)
-    if holders:
-      state.lost[p] = changed(lost, asked=holders[0])
+    free = [session for session in holders if session not in busy]
+    if free:
+      busy.add(free[0])
+      state.lost[p] = changed(lost, asked=free[0])
       request = messages.DonateFragment(p, version)
-      state.send(holders[0][0], request)
-    elif over and heard:
+      state.send(free[0][0], request)
+    elif over and heard and not holders:
       _go_on_with_less(state, p, f'{lost.held}', None)
 
 

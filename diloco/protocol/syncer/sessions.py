@@ -36,7 +36,6 @@ def on_hello(state: SyncerState, hello: messages.Hello):
   account = state.accounts.get(hello.learner, LearnerAccount())
   never = why_refused(
     hello,
-    account,
     state.run,
     state.fingerprints,
     tuple(state.versions),
@@ -98,44 +97,72 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     state.send(hello.learner, done)
 
 
+def on_inquiry(state: SyncerState, inquiry: messages.Inquiry):
+  """Says if a learner is of another run; it is no session of the machine."""
+  session = inquiry.learner, inquiry.incarnation
+  reason = why_another_run(inquiry, state.run, state.fingerprints)
+  if reason is not None:
+    reason = messages.brief(reason)
+    state.record('refused', inquiry.learner, reason)
+    refusal = messages.Refusal(reason, final=True)
+    state.emit(syncer_events.Send(*session, refusal))
+  state.emit(syncer_events.EndSession(*session, reason or 'answered'))
+
+
+def why_another_run(
+  asks: messages.Hello | messages.Inquiry,
+  run: str,
+  fingerprints: Mapping[str, str],
+) -> str | None:
+  """Returns why a learner is not of this run; None if it is.
+
+  Args:
+    asks: what the learner says of itself.
+    run: name of the syncer's run.
+    fingerprints: hashes of that run's config, layout and data.
+  """
+  if asks.protocol != messages.PROTOCOL_VERSION:
+    return (
+      f'protocol {asks.protocol}, this syncer speaks '
+      f'{messages.PROTOCOL_VERSION}'
+    )
+  if asks.run != run:
+    return f'run {asks.run!r}, this syncer serves {run!r}'
+  if asks.learner < 0:
+    return f'learner id {asks.learner}, must be at least 0'
+  differing = sorted(
+    key
+    for key in {*fingerprints, *asks.fingerprints}
+    if fingerprints.get(key) != asks.fingerprints.get(key)
+  )
+  return (
+    '; '.join(
+      f'another {key}: {asks.fingerprints.get(key)}, the run has '
+      f'{fingerprints.get(key)}'
+      for key in differing
+    )
+    or None
+  )
+
+
 def why_refused(
   hello: messages.Hello,
-  account: LearnerAccount,
   run: str,
   fingerprints: Mapping[str, str],
   versions: tuple[int, ...],
   knows_less: bool,
 ) -> str | None:
-  """Returns why a `Hello` is not accepted; None if it is.
+  """Returns why a `Hello` is refused for good; None if it is not.
 
   Args:
-    account: what the syncer knows of that learner id.
     run: name of the syncer's run.
     fingerprints: hashes of that run's config, layout and data.
     versions: the syncer's version of each fragment.
     knows_less: True if this process has merged nothing yet; a learner may then
       know of later rounds than its ledger.
   """
-  if hello.protocol != messages.PROTOCOL_VERSION:
-    return (
-      f'protocol {hello.protocol}, this syncer speaks '
-      f'{messages.PROTOCOL_VERSION}'
-    )
-  if hello.run != run:
-    return f'run {hello.run!r}, this syncer serves {run!r}'
-  if hello.learner < 0:
-    return f'learner id {hello.learner}, must be at least 0'
-  differing = sorted(
-    key
-    for key in {*fingerprints, *hello.fingerprints}
-    if fingerprints.get(key) != hello.fingerprints.get(key)
-  )
-  if differing:
-    return '; '.join(
-      f'another {key}: {hello.fingerprints.get(key)}, the run has '
-      f'{fingerprints.get(key)}'
-      for key in differing
-    )
+  if reason := why_another_run(hello, run, fingerprints):
+    return reason
   if not len(hello.versions) == len(hello.crcs) == len(versions):
     return (
       f'{len(hello.versions)} versions and {len(hello.crcs)} CRCs of '

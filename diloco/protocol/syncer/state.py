@@ -148,93 +148,48 @@ class SyncerState:
     self.effects: list[syncer_events.Effect] = []
 
   def snapshot(self) -> SyncerSnapshot:
-    return SyncerSnapshot(
-      now=self.now,
-      step=self.pace.step,
-      clocks=tuple(self.pace.clocks.items()),
-      closed_round=self.closed_round,
-      versions=tuple(self.versions),
-      members=tuple(self.members.items()),
-      accounts=tuple(sorted(self.accounts.items())),
-      open_rounds=tuple(r.copy() for r in self.rounds.values()),
-      quorum_s=self.quorum_s,
-      sync_s=self.sync_s,
-      transfers=tuple(sorted(self.transfers.items())),
-      resting=tuple(sorted(self.resting.items())),
-      hold_again_s=self.hold_again_s,
-      usual_norms=tuple(self.usual_norms),
-      left_clocks=tuple(sorted(self.left_clocks.items())),
-      lost=tuple(sorted(self.lost.items())),
-      away=tuple(sorted(self.away.items())),
-      awaits_shards=self.awaits_shards,
-      give_up_shards_s=self.give_up_shards_s,
-      give_up_lost_s=self.give_up_lost_s,
-      knows_less=self.knows_less,
-      told_until_round=self.told_until_round,
-      were_live=self.were_live,
-      last_round=self.last_round,
-      finish_at_s=self.finish_at_s,
-      finish_was_told=self.finish_was_told,
-      ended=self.ended,
-    )
+    return SyncerSnapshot(**self._values(SyncerSnapshot))
 
   def load(self, snapshot: SyncerSnapshot):
-    self.now = snapshot.now
+    self._set(snapshot)
     self.pace = self._pace_clock(snapshot.step, dict(snapshot.clocks))
-    self.closed_round = snapshot.closed_round
-    self.versions = list(snapshot.versions)
     self.members = Members(dict(snapshot.members), self.touched)
-    self.accounts = dict(snapshot.accounts)
     self.rounds = {r.number: r.copy() for r in snapshot.open_rounds}
-    self.quorum_s = snapshot.quorum_s
-    self.sync_s = snapshot.sync_s
-    self.transfers = dict(snapshot.transfers)
-    self.resting = dict(snapshot.resting)
-    self.hold_again_s = snapshot.hold_again_s
-    self.usual_norms = list(snapshot.usual_norms)
-    self.left_clocks = dict(snapshot.left_clocks)
-    self.lost = dict(snapshot.lost)
-    self.away = dict(snapshot.away)
-    self.awaits_shards = snapshot.awaits_shards
-    self.give_up_shards_s = snapshot.give_up_shards_s
-    self.give_up_lost_s = snapshot.give_up_lost_s
-    self.knows_less = snapshot.knows_less
-    self.told_until_round = snapshot.told_until_round
-    self.were_live = snapshot.were_live
-    self.last_round = snapshot.last_round
-    self.finish_at_s = snapshot.finish_at_s
-    self.finish_was_told = snapshot.finish_was_told
-    self.ended = snapshot.ended
 
   def ledger(self) -> Ledger:
-    return Ledger(
-      step=self.pace.step,
-      clocks=tuple(self.pace.clocks.items()),
-      closed_round=self.closed_round,
-      versions=tuple(self.versions),
-      accounts=tuple(sorted(self.accounts.items())),
-      quorum_s=self.quorum_s,
-      sync_s=self.sync_s,
-      usual_norms=tuple(self.usual_norms),
-      last_round=self.last_round,
-      ended=self.ended,
-    )
+    return Ledger(**self._values(Ledger))
 
   def resume(self, ledger: Ledger):
     """Continues from another process's ledger; all learners must join again."""
+    self._set(ledger)
     self.pace = self._pace_clock(ledger.step)
     self.left_clocks = dict(ledger.clocks)
     self.were_live = frozenset(self.left_clocks)
-    self.closed_round = ledger.closed_round
-    self.versions = list(ledger.versions)
-    self.accounts = dict(ledger.accounts)
-    self.quorum_s, self.sync_s = ledger.quorum_s, ledger.sync_s
-    self.usual_norms = list(ledger.usual_norms)
-    self.last_round = ledger.last_round
     self.finish_was_told = ledger.last_round is not None
-    if ledger.ended:
-      self.ended = True
-      self.knows_less = False
+    self.knows_less = not ledger.ended
+
+  def _values(self, cls: type) -> dict[str, object]:
+    """Returns the fields of a snapshot or ledger, as values."""
+    derived = {
+      'step': self.pace.step,
+      'clocks': tuple(self.pace.clocks.items()),
+      'members': tuple(self.members.items()),
+      'open_rounds': tuple(r.copy() for r in self.rounds.values()),
+    }
+    names = [field.name for field in dataclasses.fields(cls)]
+    return {
+      name: derived[name] if name in derived else _frozen(getattr(self, name))
+      for name in names
+    }
+
+  def _set(self, values: SyncerSnapshot | Ledger):
+    """Sets the attributes that have a field of their name, but `members`."""
+    for name, value in vars(values).items():
+      known = vars(self).get(name)
+      if isinstance(known, Members) or name not in vars(self):
+        continue
+      is_kind = isinstance(known, dict | list)
+      setattr(self, name, type(known)(value) if is_kind else value)
 
   # Questions ----------------------------------------------------------------
 
@@ -293,3 +248,10 @@ class SyncerState:
 
   def record(self, kind: str, learner: int, reason: str):
     self.emit(syncer_events.LogDecision(kind, learner, reason))
+
+
+def _frozen(value):
+  """Returns a dict's items in ascending order, a list as a tuple."""
+  if isinstance(value, dict):
+    return tuple(sorted(value.items()))
+  return tuple(value) if isinstance(value, list) else value
