@@ -2,9 +2,9 @@
 """Describes what, of machine and process, affects the bits of an inner step.
 
 Measured on 2 cores with 20 steps of the quickstart's model: NPROC=1 gives other
-bits than 2, and 4 the same as 2; so the tape includes that number. Another model
-of processor gave other bits, too, with the same instructions: how a product is
-summed depends on the sizes of the caches.
+bits than 2, and 4 the same as 2; so the tape includes that number. Another
+model of processor gave other bits, too, with the same instructions: how a
+product is summed depends on the sizes of the caches.
 """
 
 import dataclasses
