@@ -10,7 +10,7 @@ an offer is its handle, of a donation its first one.
 
 import dataclasses
 
-from diloco.protocol.messages import Part, Payload
+from diloco.protocol.messages import Part, Payload, SessionKey
 
 # While the hosts meet, before JAX connects them -------------------------------
 
@@ -34,11 +34,15 @@ class AllConnected:
   """This host has all its connections; the rendezvous is over for it."""
 
 
-# From the leading host, for the loop of the others: in order, at boundaries ---
+class FromLeadingHost:
+  """A message that the leading host may send to the others."""
+
+
+# For the loop of the others: in order, at boundaries --------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class MakeStep:
+class MakeStep(FromLeadingHost):
   """Dispatch one inner step."""
 
   position: int  # Index of its batch.
@@ -46,7 +50,7 @@ class MakeStep:
 
 
 @dataclasses.dataclass(frozen=True)
-class TakeSnapshot:
+class TakeSnapshot(FromLeadingHost):
   """Copy a fragment; offer this host's part of it, if there is a session."""
 
   fragment: int
@@ -56,7 +60,7 @@ class TakeSnapshot:
 
 
 @dataclasses.dataclass(frozen=True)
-class ApplyFragment:
+class ApplyFragment(FromLeadingHost):
   """Blend in the update, or overwrite before the first step."""
 
   fragment: int
@@ -68,33 +72,31 @@ class ApplyFragment:
 
 
 @dataclasses.dataclass(frozen=True)
-class ResetState:
+class ResetState(FromLeadingHost):
   """Reset the inner optimizer state to its initial value."""
 
 
 @dataclasses.dataclass(frozen=True)
-class DonateAt:
-  """Copy this host's Θ and inner state at this boundary, and offer them."""
+class DonateAt(SessionKey, FromLeadingHost):
+  """Copy Θ and inner state at this boundary, and offer them to a newcomer."""
 
-  learner: int  # The newcomer, and its session.
-  incarnation: int
   handles: tuple[int, ...]  # Enough for the host that needs most.
 
 
 @dataclasses.dataclass(frozen=True)
-class AdoptState:
+class AdoptState(FromLeadingHost):
   """Replace the inner state by the donor's, which this host has fetched."""
 
 
 @dataclasses.dataclass(frozen=True)
-class BeginAt:
+class BeginAt(FromLeadingHost):
   """Training begins with the batch at this position."""
 
   position: int
 
 
 @dataclasses.dataclass(frozen=True)
-class SaveAt:
+class SaveAt(FromLeadingHost):
   """Begin a checkpoint of this boundary."""
 
   step: int
@@ -103,25 +105,25 @@ class SaveAt:
 
 
 @dataclasses.dataclass(frozen=True)
-class EndAt:
+class EndAt(FromLeadingHost):
   """The process ends with this exit code."""
 
   code: int
   reason: str
 
 
-# From the leading host, for the threads of the others -------------------------
+# For the threads of the others ------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class RestoreFrom:
+class RestoreFrom(FromLeadingHost):
   """The checkpoint that all hosts resume from; −1 means none."""
 
   step: int
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenSession:
+class OpenSession(FromLeadingHost):
   """A new session with the syncer has begun: say where this host offers."""
 
   job: int
@@ -129,7 +131,7 @@ class OpenSession:
 
 
 @dataclasses.dataclass(frozen=True)
-class SyncerAt:
+class SyncerAt(FromLeadingHost):
   """Tells the hosts where they pull what the syncer offers to them."""
 
   session: int
@@ -137,7 +139,7 @@ class SyncerAt:
 
 
 @dataclasses.dataclass(frozen=True)
-class ShardMoved:
+class ShardMoved(FromLeadingHost):
   """A shard of the syncer has restarted and offers at these addresses now."""
 
   session: int
@@ -146,14 +148,14 @@ class ShardMoved:
 
 
 @dataclasses.dataclass(frozen=True)
-class CloseSession:
+class CloseSession(FromLeadingHost):
   """The session has ended, and with it all that was offered in it."""
 
   session: int
 
 
 @dataclasses.dataclass(frozen=True)
-class HostRetire:
+class HostRetire(FromLeadingHost):
   """These offers will not be pulled (any more)."""
 
   session: int
@@ -161,7 +163,7 @@ class HostRetire:
 
 
 @dataclasses.dataclass(frozen=True)
-class OfferHeld:
+class OfferHeld(FromLeadingHost):
   """Offer this host's part of Θ_p to a syncer that has lost it."""
 
   session: int
@@ -170,7 +172,7 @@ class OfferHeld:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostTake:
+class HostTake(FromLeadingHost):
   """Pull and verify this host's part of an update or of a full fragment."""
 
   job: int
@@ -184,7 +186,7 @@ class HostTake:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostFetch:
+class HostFetch(FromLeadingHost):
   """Pull and verify this host's part of a donor's state; adopt it later."""
 
   job: int
@@ -195,7 +197,7 @@ class HostFetch:
 
 
 @dataclasses.dataclass(frozen=True)
-class FetchOver:
+class FetchOver(FromLeadingHost):
   """All hosts have fetched their parts: adopt them, or discard them."""
 
   job: int
@@ -203,7 +205,7 @@ class FetchOver:
 
 
 @dataclasses.dataclass(frozen=True)
-class EndDonations:
+class EndDonations(FromLeadingHost):
   """Withdraw what this host offers to a newcomer."""
 
   newcomer: tuple[int, ...]  # Learner and incarnation; empty: all newcomers.
@@ -212,8 +214,12 @@ class EndDonations:
 # From the other hosts ---------------------------------------------------------
 
 
+class FromOtherHost:
+  """A message that another host may send to the leading one."""
+
+
 @dataclasses.dataclass(frozen=True)
-class HostStarted:
+class HostStarted(FromOtherHost):
   """A host's first message: its number and its complete checkpoints."""
 
   host: int
@@ -221,7 +227,7 @@ class HostStarted:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostDone:
+class HostDone(FromOtherHost):
   """Answer to an order about bytes: this host's part is done, or failed."""
 
   job: int
@@ -235,39 +241,18 @@ class HostDone:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostSaved:
+class HostSaved(FromOtherHost):
   """This host's save of a step is over, whether it was completed or not."""
 
   step: int
 
 
 @dataclasses.dataclass(frozen=True)
-class StopWanted:
+class StopWanted(FromOtherHost):
   """This host was told to stop: the learner has to leave in good order."""
 
 
+FROM_LEADING_HOST = tuple(FromLeadingHost.__subclasses__())
+FROM_OTHER_HOSTS = tuple(FromOtherHost.__subclasses__())
 FROM_FIRST_HOST = (JaxAt, AllConnected)
 TO_FIRST_HOST = (HostHere, AllConnected)
-FROM_LEADING_HOST = (
-  MakeStep,
-  TakeSnapshot,
-  ApplyFragment,
-  ResetState,
-  DonateAt,
-  AdoptState,
-  BeginAt,
-  SaveAt,
-  EndAt,
-  RestoreFrom,
-  OpenSession,
-  SyncerAt,
-  ShardMoved,
-  CloseSession,
-  HostRetire,
-  OfferHeld,
-  HostTake,
-  HostFetch,
-  FetchOver,
-  EndDonations,
-)
-FROM_OTHER_HOSTS = (HostStarted, HostDone, HostSaved, StopWanted)

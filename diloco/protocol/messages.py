@@ -45,18 +45,36 @@ class Payload:
   parts: tuple[Part, ...] = ()  # Empty if there is only one.
 
 
+@dataclasses.dataclass(frozen=True)
+class SessionKey:
+  """Names a session of a learner."""
+
+  learner: int
+  incarnation: int  # Rises with every process start and every session.
+
+
 # From a learner ------------------------------------------------------------
 
 
+class FromLearner:
+  """A message that a learner may send to the syncer."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Hello:
-  """The first message of a session."""
+class Opening:
+  """The start of a stream; nothing else is accepted before it."""
 
   protocol: int
   run: str
   learner: int
-  incarnation: int  # Rises with every process start and every session.
+  incarnation: int  # As in `SessionKey`.
   fingerprints: dict[str, str]  # Hashes of config, layout and data.
+
+
+@dataclasses.dataclass(frozen=True)
+class Hello(Opening):
+  """The first message of a session."""
+
   versions: tuple[int, ...]  # What the learner holds, per fragment.
   crcs: tuple[int, ...]  # CRCs of the bytes of those fragments.
   began: bool  # This process has trained already: no bootstrap is needed.
@@ -69,32 +87,28 @@ class Hello:
 
 
 @dataclasses.dataclass(frozen=True)
-class Inquiry:
+class Inquiry(Opening):
   """Asks, before anything is compiled, if a hello would be refused for good.
 
-  The syncer answers with a `Refusal`, or ends the stream.
+  The syncer answers with a `Refusal`, or ends the stream. Its incarnation is
+  that of session 0 of the process.
   """
-
-  protocol: int  # These are as in `Hello`.
-  run: str
-  learner: int
-  incarnation: int  # Of session 0 of the process; see `incarnation`.
-  fingerprints: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
-class WantState:
+class WantState(FromLearner):
   """A newcomer asks for a peer's copy of Θ and inner optimizer state."""
 
   reason: str
 
 
 @dataclasses.dataclass(frozen=True)
-class StateOffered:
-  """A donor offers the requested state; the syncer forwards it."""
+class StateOffered(SessionKey, FromLearner):
+  """A donor offers the state that a newcomer's session wants.
 
-  learner: int  # The newcomer, and its session.
-  incarnation: int
+  The syncer forwards it.
+  """
+
   versions: tuple[int, ...]  # Versions of the fragments of Θ.
   crcs: tuple[int, ...]  # CRCs of their bytes.
   step: int  # The donor's own step, to which the inner state belongs.
@@ -106,12 +120,12 @@ class StateOffered:
 
 
 @dataclasses.dataclass(frozen=True)
-class StateTaken:
+class StateTaken(FromLearner):
   """The newcomer has the donor's copy: the donor may serve another."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Ready:
+class Ready(FromLearner):
   """Bootstrap is complete: from now on the learner counts."""
 
   steps_away: int  # Made since the last report to a syncer, at most s.
@@ -130,7 +144,7 @@ class Fetched:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Report(FromLearner):
   """One finished inner step; also serves as the heartbeat."""
 
   step: int  # Inner steps of this process, 1 after the first.
@@ -149,7 +163,7 @@ class Report:
 
 
 @dataclasses.dataclass(frozen=True)
-class Alive:
+class Alive(FromLearner):
   """Sent by a learner that has no step to report: it waits or bootstraps."""
 
 
@@ -178,14 +192,14 @@ _TERMS = dataclasses.fields(OfferTerms)
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer(OfferTerms):
+class Offer(OfferTerms, FromLearner):
   """A fragment at an inner-step boundary, relative to the learner's base."""
 
   payload: Payload
 
 
 @dataclasses.dataclass(frozen=True)
-class WantFragment:
+class WantFragment(FromLearner):
   """Asks for the full fragment: an update was missed or did not match.
 
   It is not answered while a full fragment is on its way already: another would
@@ -198,19 +212,19 @@ class WantFragment:
 
 
 @dataclasses.dataclass(frozen=True)
-class HandedIn:
+class HandedIn(FromLearner):
   """Follows `Finish`: the learner's last offers have been sent."""
 
   last_round: int  # As `Finish` said; a syncer may have lost its ledger.
 
 
 @dataclasses.dataclass(frozen=True)
-class Leaving:
+class Leaving(FromLearner):
   """No more steps will come; the last offer is made and may be merged."""
 
 
 @dataclasses.dataclass(frozen=True)
-class FragmentHeld:
+class FragmentHeld(FromLearner):
   """Answer to `AskFragment`: what the learner's host holds of Θ_p."""
 
   fragment: int
@@ -219,7 +233,7 @@ class FragmentHeld:
 
 
 @dataclasses.dataclass(frozen=True)
-class FragmentOffered:
+class FragmentOffered(FromLearner):
   """A learner's copy of Θ_p in f32, for a syncer that has lost it."""
 
   fragment: int
@@ -229,7 +243,7 @@ class FragmentOffered:
 
 
 @dataclasses.dataclass(frozen=True)
-class Goodbye:
+class Goodbye(FromLearner):
   """The learner leaves in good order."""
 
   reason: str
@@ -238,8 +252,12 @@ class Goodbye:
 # From the syncer -----------------------------------------------------------
 
 
+class FromSyncer:
+  """A message that the syncer may send to a learner."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Welcome:
+class Welcome(FromSyncer):
   """Answer to a `Hello` that was accepted."""
 
   step: int  # t, the global step.
@@ -255,7 +273,7 @@ class Welcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class ShardAt:
+class ShardAt(FromSyncer):
   """A shard of the syncer has (re)started: where its offers are pulled."""
 
   shard: int
@@ -263,7 +281,7 @@ class ShardAt:
 
 
 @dataclasses.dataclass(frozen=True)
-class Refusal:
+class Refusal(FromSyncer):
   """Answer to a `Hello` that was refused; the session ends."""
 
   reason: str
@@ -274,24 +292,22 @@ class Refusal:
 
 
 @dataclasses.dataclass(frozen=True)
-class Donate:
-  """Asks a live learner for its state, once it has seen these versions."""
+class Donate(SessionKey, FromSyncer):
+  """Asks a live learner for its state, for a newcomer's session.
 
-  learner: int  # The newcomer, and its session.
-  incarnation: int
+  It gives it once it has seen these versions.
+  """
+
   versions: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class DonationOver:
+class DonationOver(SessionKey, FromSyncer):
   """The newcomer no longer needs the donor's offer."""
-
-  learner: int
-  incarnation: int
 
 
 @dataclasses.dataclass(frozen=True)
-class StateAt:
+class StateAt(FromSyncer):
   """Answer to `WantState`: what a donor offered, and where."""
 
   donor: int
@@ -300,21 +316,21 @@ class StateAt:
 
 
 @dataclasses.dataclass(frozen=True)
-class NoState:
+class NoState(FromSyncer):
   """Answer to `WantState`: no donor is left."""
 
   reason: str
 
 
 @dataclasses.dataclass(frozen=True)
-class AskFragment:
+class AskFragment(FromSyncer):
   """Asks which version of Θ_p a learner holds, of one that this syncer lost."""
 
   fragment: int
 
 
 @dataclasses.dataclass(frozen=True)
-class DonateFragment:
+class DonateFragment(FromSyncer):
   """Asks for Θ_p at a version that this syncer has lost."""
 
   fragment: int
@@ -322,14 +338,14 @@ class DonateFragment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Quarantine:
+class Quarantine(FromSyncer):
   """Too many contributions were refused; only a clean bootstrap may return."""
 
   reason: str
 
 
 @dataclasses.dataclass(frozen=True)
-class Update:
+class Update(FromSyncer):
   """Round `round` closed; the outer update of its fragment is offered."""
 
   round: int
@@ -357,7 +373,7 @@ class Update:
 
 
 @dataclasses.dataclass(frozen=True)
-class Skipped:
+class Skipped(FromSyncer):
   """Round `round` closed without a merge: its fragment's shard is away."""
 
   round: int
@@ -366,14 +382,14 @@ class Skipped:
 
 
 @dataclasses.dataclass(frozen=True)
-class Postponed:
+class Postponed(FromSyncer):
   """Answer to `WantFragment`: it comes once its shard is back."""
 
   fragment: int
 
 
 @dataclasses.dataclass(frozen=True)
-class FullFragment:
+class FullFragment(FromSyncer):
   """The fragment itself, in f32, announced; it withdraws the one before."""
 
   fragment: int
@@ -387,7 +403,7 @@ class FullFragment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Retired:
+class Retired(FromSyncer):
   """These offers of the learner will not be pulled (any more)."""
 
   handles: tuple[int, ...]
@@ -395,7 +411,7 @@ class Retired:
 
 
 @dataclasses.dataclass(frozen=True)
-class OfferAgain:
+class OfferAgain(FromSyncer):
   """An offer could not be pulled; its round may still be open."""
 
   round: int
@@ -403,7 +419,7 @@ class OfferAgain:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finish:
+class Finish(FromSyncer):
   """Training is over: offer what is unmerged, for rounds up to this one."""
 
   step: int
@@ -411,47 +427,13 @@ class Finish:
 
 
 @dataclasses.dataclass(frozen=True)
-class Done:
+class Done(FromSyncer):
   """The last round closed; every learner leaves with exit code 0."""
 
   step: int
   closed_round: int
 
 
-OPENING = (Hello, Inquiry)  # Of a stream; nothing else is accepted before it.
-FROM_LEARNER = (
-  *OPENING,
-  Ready,
-  Report,
-  Alive,
-  Offer,
-  WantFragment,
-  HandedIn,
-  Leaving,
-  WantState,
-  StateTaken,
-  StateOffered,
-  FragmentHeld,
-  FragmentOffered,
-  Goodbye,
-)
-FROM_SYNCER = (
-  Welcome,
-  ShardAt,
-  Refusal,
-  Donate,
-  DonationOver,
-  StateAt,
-  NoState,
-  AskFragment,
-  DonateFragment,
-  Quarantine,
-  Update,
-  Skipped,
-  Postponed,
-  FullFragment,
-  Retired,
-  OfferAgain,
-  Finish,
-  Done,
-)
+OPENING = tuple(Opening.__subclasses__())
+FROM_LEARNER = (*OPENING, *FromLearner.__subclasses__())
+FROM_SYNCER = tuple(FromSyncer.__subclasses__())

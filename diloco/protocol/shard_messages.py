@@ -10,13 +10,17 @@ The lead's work on its own pieces uses the same messages.
 import dataclasses
 
 from diloco.protocol import messages
-from diloco.protocol.messages import Part, Payload
+from diloco.protocol.messages import Part, Payload, SessionKey
 
 # From a shard --------------------------------------------------------------
 
 
+class FromShard:
+  """A message that a shard may send to the lead."""
+
+
 @dataclasses.dataclass(frozen=True)
-class ShardHello:
+class ShardHello(FromShard):
   """The first message of a shard's session; tuples are by own fragment."""
 
   protocol: int
@@ -34,17 +38,15 @@ class ShardHello:
 
 
 @dataclasses.dataclass(frozen=True)
-class Admitted:
+class Admitted(SessionKey, FromShard):
   """Answer to `Admit`."""
 
-  learner: int
-  incarnation: int
   # Where the learner's processes pull; empty if its own were unusable.
   addresses: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class PartPulled:
+class PartPulled(FromShard):
   """Answer to `PullPart`: the bytes are complete and finite."""
 
   job: int
@@ -52,7 +54,7 @@ class PartPulled:
 
 
 @dataclasses.dataclass(frozen=True)
-class PartFailed:
+class PartFailed(FromShard):
   """Answer to a `PullPart` or `TakePart` that failed."""
 
   job: int
@@ -61,7 +63,7 @@ class PartFailed:
 
 
 @dataclasses.dataclass(frozen=True)
-class PartMerged:
+class PartMerged(FromShard):
   """Answer to `MergePart`: the outer step is done, but not installed."""
 
   job: int
@@ -70,17 +72,15 @@ class PartMerged:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostParts:
+class HostParts(SessionKey):
   """The share of a part that each host of a learner is offered."""
 
-  learner: int
-  incarnation: int
   parts: tuple[Part, ...]  # By host.
   crcs: tuple[int, ...]  # CRC of its slices of the resulting Θ_p, by host.
 
 
 @dataclasses.dataclass(frozen=True)
-class PartOffered:
+class PartOffered(FromShard):
   """Answer to `PublishPart`, `ServePart` or `CollectPart`: it is on offer."""
 
   job: int
@@ -89,7 +89,7 @@ class PartOffered:
 
 
 @dataclasses.dataclass(frozen=True)
-class PartTaken:
+class PartTaken(FromShard):
   """Answer to `TakePart`: the bytes are here, but not installed."""
 
   job: int
@@ -97,7 +97,7 @@ class PartTaken:
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class Saved(FromShard):
   """Answer to a `SaveParts` that asked to wait for the disk."""
 
   job: int
@@ -106,31 +106,30 @@ class Saved:
 # From the lead -------------------------------------------------------------
 
 
+class FromLead:
+  """A message that the lead may send to a shard."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Accepted:
+class Accepted(FromLead):
   """Answer to a `ShardHello`; work begun for another lead is void."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Admit:
+class Admit(SessionKey, FromLead):
   """A session of a learner has begun."""
 
-  learner: int
-  incarnation: int
   addresses: tuple[str, ...]  # Where the learner's processes offer this part.
   partition: str  # From the learner's hello.
 
 
 @dataclasses.dataclass(frozen=True)
-class Release:
+class Release(SessionKey, FromLead):
   """A learner's session has ended."""
-
-  learner: int
-  incarnation: int
 
 
 @dataclasses.dataclass(frozen=True)
-class PullPart:
+class PullPart(FromLead):
   """Pull the own part of an offer, for a round."""
 
   job: int
@@ -142,14 +141,14 @@ class PullPart:
 
 
 @dataclasses.dataclass(frozen=True)
-class CancelPart:
+class CancelPart(FromLead):
   """The bytes of job `pull` are not wanted any more."""
 
   pull: int  # Job number of a `PullPart`.
 
 
 @dataclasses.dataclass(frozen=True)
-class MergePart:
+class MergePart(FromLead):
   """Merge what these jobs pulled, by ascending learner; step, encode."""
 
   job: int
@@ -161,16 +160,14 @@ class MergePart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipient:
+class Recipient(SessionKey):
   """A session, with the handle under which it will find something."""
 
-  learner: int
-  incarnation: int
   handle: int
 
 
 @dataclasses.dataclass(frozen=True)
-class InstallPart:
+class InstallPart(FromLead):
   """Make the result of job `merge` the new Θ_p."""
 
   merge: int  # Job number of a `MergePart`.
@@ -179,7 +176,7 @@ class InstallPart:
 
 
 @dataclasses.dataclass(frozen=True)
-class PublishPart:
+class PublishPart(FromLead):
   """Offer the outer update that job `merge` produced."""
 
   job: int
@@ -189,7 +186,7 @@ class PublishPart:
 
 
 @dataclasses.dataclass(frozen=True)
-class ServePart:
+class ServePart(FromLead):
   """Offer the own part of the full fragment."""
 
   job: int
@@ -198,7 +195,7 @@ class ServePart:
 
 
 @dataclasses.dataclass(frozen=True)
-class TakePart:
+class TakePart(FromLead):
   """Pull the own part of a learner's copy of a lost fragment."""
 
   job: int
@@ -209,7 +206,7 @@ class TakePart:
 
 
 @dataclasses.dataclass(frozen=True)
-class GoOn:
+class GoOn(FromLead):
   """Set Θ_p to `version`: from job `taken`, or from what is here."""
 
   fragment: int
@@ -218,16 +215,14 @@ class GoOn:
 
 
 @dataclasses.dataclass(frozen=True)
-class RetireParts:
+class RetireParts(SessionKey, FromLead):
   """The learner no longer needs these offers."""
 
-  learner: int
-  incarnation: int
   handles: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class SaveParts:
+class SaveParts(FromLead):
   """Write a checkpoint of everything as it is after this round."""
 
   job: int
@@ -237,7 +232,7 @@ class SaveParts:
 
 
 @dataclasses.dataclass(frozen=True)
-class CollectPart:
+class CollectPart(FromLead):
   """Offer the lead the own part of the full fragment, under `job`."""
 
   job: int
@@ -245,36 +240,9 @@ class CollectPart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Depart:
+class Depart(FromLead):
   """The run is over."""
 
 
-FROM_SHARD = (
-  ShardHello,
-  messages.Alive,
-  Admitted,
-  PartPulled,
-  PartFailed,
-  PartMerged,
-  PartOffered,
-  PartTaken,
-  Saved,
-)
-FROM_LEAD = (
-  messages.Refusal,
-  Accepted,
-  Admit,
-  Release,
-  PullPart,
-  CancelPart,
-  MergePart,
-  InstallPart,
-  PublishPart,
-  ServePart,
-  TakePart,
-  GoOn,
-  RetireParts,
-  SaveParts,
-  CollectPart,
-  Depart,
-)
+FROM_SHARD = (messages.Alive, *FromShard.__subclasses__())
+FROM_LEAD = (messages.Refusal, *FromLead.__subclasses__())
