@@ -9,8 +9,24 @@ not, run these.
 from typing import NamedTuple
 
 from diloco.protocol.config import ADMISSIONS, QUORUM_RULES, ProtocolConfig
-from diloco.protocol.grace import grace_window_s
 from diloco.protocol.quorum_rules import Standing, Verdict
+
+
+def grace_window_s(
+  step_s: float,
+  quorum_s: float,
+  sync_s: float,
+  overlap_steps: int,
+  safety: float,
+  cap_steps: float,
+) -> float:
+  """ξ_grace = clip(γ·(τ·ξ_step − ξ_quorum − ξ_sync), 0, cap·ξ_step), in s.
+
+  The part of the τ overlapped steps that quorum and sync leave over may be
+  spent on waiting for more learners.
+  """
+  slack_s = overlap_steps * step_s - quorum_s - sync_s
+  return min(max(safety * slack_s, 0.0), cap_steps * step_s)
 
 
 class RoundPolicy(NamedTuple):

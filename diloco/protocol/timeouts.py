@@ -8,8 +8,7 @@ time-outs alike. The floors allow for what a host does besides the run
 
 import dataclasses
 
-from diloco.protocol.grace import EMA_WEIGHT, Ema
-from diloco.protocol.values import changed
+from diloco.protocol.values import EMA_WEIGHT, Ema, changed
 
 # Sizes that differ by less than this share of their mean do not determine a
 # rate.

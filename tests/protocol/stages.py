@@ -10,7 +10,7 @@ from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.machine import Learner
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
-from diloco.protocol.syncer.rounds import Stage
+from diloco.protocol.syncer.state import Stage
 from diloco.simulator.contents import FINGERPRINTS, RUN, crc_of
 from tests.protocol import reading
 from tests.protocol.cluster_stage import (  # noqa: F401 - for the tests.

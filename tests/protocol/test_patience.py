@@ -4,10 +4,9 @@
 import pytest
 
 from diloco.protocol import timeouts
-from diloco.protocol.grace import Ema
 from diloco.protocol.syncer.pulls import Waits, awaited_pull
 from diloco.protocol.timeouts import TransferTime
-from diloco.protocol.values import changed
+from diloco.protocol.values import Ema, changed
 from diloco.simulator.cluster import Cluster
 from diloco.simulator.engine import DecisionLog
 from diloco.simulator.timing import Timing

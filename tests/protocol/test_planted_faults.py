@@ -18,7 +18,6 @@ from diloco.protocol.syncer import (
   offers,
   pulls,
   recovery,
-  rounds,
   sessions,
 )
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
@@ -324,7 +323,7 @@ def _knows_pulls_by_their_learner(patch):
 
   def awaited(state, event):
     round_ = state.rounds.get(event.round)
-    if round_ is None or round_.stage is not rounds.Stage.PULLING:
+    if round_ is None or round_.stage is not syncer_state.Stage.PULLING:
       return None
     admitted = round_.pulls.get(event.learner)
     if admitted is None or admitted.incarnation != event.incarnation:

@@ -7,21 +7,20 @@ import math
 import pytest
 
 from diloco.protocol import messages
-from diloco.protocol.grace import grace_window_s
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.machine import Learner
 from diloco.protocol.learner.offers import (
   OfferContext,
-  View,
   lead_max,
   lead_min,
   next_lead,
   next_offer,
   refreshed_round,
 )
+from diloco.protocol.learner.state import View
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.quorum_rules import QUORUM_RULES, Verdict
-from diloco.protocol.round_policy import RoundPolicy
+from diloco.protocol.round_policy import RoundPolicy, grace_window_s
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import way_back
 from diloco.protocol.syncer.collecting import kth_s

@@ -12,12 +12,13 @@ import dataclasses
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import updates
-from diloco.protocol.learner.offers import View, lead_min
+from diloco.protocol.learner.offers import lead_min
 from diloco.protocol.learner.state import (
   Core,
   Fragment,
   LearnerState,
   PendingDonation,
+  View,
 )
 from diloco.protocol.values import changed
 

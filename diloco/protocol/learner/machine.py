@@ -11,7 +11,7 @@ from diloco.protocol import messages, timeouts
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import bootstrap as learner_bootstrap
 from diloco.protocol.learner import events as learner_events
-from diloco.protocol.learner import leaving, snapshots, updates
+from diloco.protocol.learner import leaving, offers, updates
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import Core, LearnerState
 from diloco.protocol.values import changed
@@ -178,7 +178,7 @@ class Learner:
     match message:
       case messages.Welcome():
         learner_bootstrap.on_welcome(self._core, message)
-        snapshots.hand_in_again(self._core)
+        offers.hand_in_again(self._core)
       case messages.Refusal():
         self._core.leave(message.reason, refused=message.final)
       case messages.Quarantine():
@@ -241,7 +241,7 @@ class Learner:
       begin = learner_events.Begin(self._core.state.position)
       self._core.effects.append(begin)
     else:
-      snapshots.hand_in(self._core)
+      offers.hand_in(self._core)
 
   # Inner steps --------------------------------------------------------------
 
@@ -258,12 +258,12 @@ class Learner:
     updates.apply_received(self._core)
     learner_bootstrap.donate(self._core)
     if state.last_round is not None:
-      snapshots.hand_in(self._core)
+      offers.hand_in(self._core)
       return
     if state.leave_at_s is not None:
-      snapshots.leave_at_boundary(self._core)
+      offers.leave_at_boundary(self._core)
       return
-    snapshots.offer(self._core)
+    offers.offer(self._core)
     self._core.set(parked=self._waits())
 
   def _on_completed(self, event: learner_events.Completed):
@@ -315,11 +315,11 @@ class Learner:
     updates.apply_received(self._core)
     learner_bootstrap.donate(self._core)
     if self._core.state.last_round is not None:
-      snapshots.hand_in(self._core)
+      offers.hand_in(self._core)
     elif self._core.state.leave_at_s is not None:
-      snapshots.leave_at_boundary(self._core)
+      offers.leave_at_boundary(self._core)
     elif self._core.state.again_rounds:
-      snapshots.offer(self._core)
+      offers.offer(self._core)
     self._core.set(parked=not self._core.state.ceased and self._waits())
 
   def _waits(self) -> bool:

@@ -6,12 +6,67 @@ from collections.abc import Mapping, Sequence
 
 from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.grace import Ema
 from diloco.protocol.learner import events as learner_events
-from diloco.protocol.learner.offers import HALF_STEP, View
-from diloco.protocol.values import changed
+from diloco.protocol.values import Ema, changed
 
+HALF_STEP = 0.5  # Rounds a fractional view of t to the nearest step.
+RATE_WEIGHT = 0.2  # Weight of the newest update in the averages of `View`.
+# Steps of t per own step; bounded, as a learner may have stood still.
+RATE_MAX = 64.0
 MADE_MAX = 8  # Per fragment, including those of an earlier session.
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+  """The global step t as one learner sees it, at any of its own steps.
+
+  An update says what t was when its round closed, and the last own step that
+  the syncer knew of by then: these two belong together. From there t is
+  extrapolated at its recent pace in own steps, so that a slow learner's view
+  does not fall behind between two updates and a fast one's does not run ahead.
+  An update also says how long after its due step a round closes.
+  """
+
+  step: int = 0  # t ...
+  own_step: int = 0  # Own steps that the syncer knew of at that t.
+  t_steps: float = 0.0  # Averages between two updates: of t,
+  own_steps: float = 0.0  # and of own steps.
+  late_steps: float = 0.0  # Average of t − r·s at the closes of rounds.
+
+  def at(self, own_step: int) -> float:
+    """Returns the estimate of t when the learner has made `own_step` steps."""
+    return self.step + self.rate * (own_step - self.own_step)
+
+  @property
+  def rate(self) -> float:
+    """Steps of t per own step."""
+    if self.t_steps == 0.0:
+      return 1.0
+    return min(self.t_steps / max(self.own_steps, 1e-9), RATE_MAX)
+
+  def closed(self, late_steps: int) -> 'View':
+    """Returns the view after a round closed `late_steps` after it was due."""
+    more = RATE_WEIGHT * (max(late_steps, 0) - self.late_steps)
+    return dataclasses.replace(self, late_steps=self.late_steps + more)
+
+  def moved(self, step: int, own_step: int) -> 'View':
+    """Returns the view after an update: t was `step` at `own_step`."""
+    t_steps, own_steps = step - self.step, own_step - self.own_step
+    if t_steps <= 0 or own_steps < 0:
+      return dataclasses.replace(self, step=step, own_step=own_step)
+    if self.t_steps == 0.0:
+      if own_steps == 0:
+        return dataclasses.replace(self, step=step, own_step=own_step)
+      return dataclasses.replace(
+        self, step=step, own_step=own_step, t_steps=t_steps, own_steps=own_steps
+      )
+    return dataclasses.replace(
+      self,
+      step=step,
+      own_step=own_step,
+      t_steps=self.t_steps + RATE_WEIGHT * (t_steps - self.t_steps),
+      own_steps=self.own_steps + RATE_WEIGHT * (own_steps - self.own_steps),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,7 @@ A run starts once all shards are there, and does not end while one is missing.
 from diloco.protocol import messages, timeouts
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import offers, recovery
-from diloco.protocol.syncer.rounds import Stage
-from diloco.protocol.syncer.state import Away, LostFragment, SyncerState
+from diloco.protocol.syncer.state import Away, LostFragment, Stage, SyncerState
 from diloco.protocol.values import changed
 
 
@@ -142,9 +141,6 @@ def on_want(
 
   One that is on its way was sent after all that the learner knew of when it
   asked, so it will do.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
   """
   p = want.fragment
   if not 0 <= p < state.config.fragments:

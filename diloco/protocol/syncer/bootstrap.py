@@ -9,16 +9,11 @@ only to learners that are partitioned alike.
 """
 
 from diloco.protocol import messages
-from diloco.protocol.syncer.members import Member
-from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.syncer.state import Member, SyncerState
 
 
 def on_want_state(state: SyncerState, learner: int) -> str | None:
-  """A newcomer asks for a donor, for the first time or after one has failed.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
-  """
+  """A newcomer asks for a donor, for the first time or after one has failed."""
   if state.members[learner].ready:
     return 'wants a state though it has said that it is ready'
   _dismiss(state, learner, state.members[learner])
@@ -105,11 +100,7 @@ def _why_none(state: SyncerState, member: Member) -> str:
 def on_state_offered(
   state: SyncerState, donor: int, offered: messages.StateOffered
 ) -> str | None:
-  """Forwards the offer to the newcomer, if that still waits for this donor.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
-  """
+  """Forwards the offer to the newcomer, if that still waits for this donor."""
   fragments = state.config.fragments
   whole = (
     len(offered.versions) == len(offered.crcs) == fragments

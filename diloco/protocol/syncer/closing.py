@@ -17,8 +17,7 @@ from diloco.protocol.syncer import (
   way_back,
 )
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.rounds import Round, Stage
-from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.syncer.state import Round, Stage, SyncerState
 from diloco.protocol.values import changed
 from diloco.protocol.weights import WEIGHTS, normalised
 
@@ -316,9 +315,6 @@ def on_handed_in(
   when the finish began. The learner is believed before the first merge; from
   then on the process's own count decides when the run is over, as long as any
   other learner makes steps.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
   """
   if not state.members[learner].ready:
     return 'hands in before it was ready'

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 
 from diloco.protocol.round_policy import RoundPolicy
 from diloco.protocol.syncer import absence, offers
-from diloco.protocol.syncer.rounds import HeldOffer, Round, Stage
-from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.syncer.state import HeldOffer, Round, Stage, SyncerState
 
 
 def why_over(state: SyncerState, round_: Round) -> str | None:

@@ -10,18 +10,18 @@ import typing
 from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.rounds import AdmittedOffer, HeldOffer, Round
-from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.syncer.state import (
+  AdmittedOffer,
+  HeldOffer,
+  Round,
+  SyncerState,
+)
 
 
 def on_offer(
   state: SyncerState, learner: int, offer: messages.Offer
 ) -> str | None:
-  """Keeps an offer for its round; a newer one of the fragment replaces it.
-
-  Returns:
-    Which protocol rule the offer breaks; None if it breaks none.
-  """
+  """Keeps an offer for its round; a newer one of the fragment replaces it."""
   broken = _broken_rule(state, offer)
   if broken or learner not in state.members.live:
     return broken or 'an offer from one that does not count'

@@ -8,9 +8,13 @@ from collections.abc import Iterable
 from diloco.protocol import messages, outliers, timeouts
 from diloco.protocol.syncer import collecting, offers, sessions
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.members import Straggler
-from diloco.protocol.syncer.rounds import AdmittedOffer, Round, Stage
-from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.syncer.state import (
+  AdmittedOffer,
+  Round,
+  Stage,
+  Straggler,
+  SyncerState,
+)
 from diloco.protocol.timeouts import TransferTime
 
 # A learner that cannot be pulled from, or sends what cannot be merged, would

@@ -228,9 +228,6 @@ def on_fragment_offered(
   """Pulls the copy that was requested; any other is withdrawn.
 
   The learner may by now hold a newer version than its hello said.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
   """
   if not 0 <= offered.fragment < state.config.fragments:
     return f'donates fragment {offered.fragment}'
@@ -260,11 +257,7 @@ def on_fragment_offered(
 def on_fragment_held(
   state: SyncerState, learner: int, held: messages.FragmentHeld
 ) -> str | None:
-  """Notes the version that a learner holds now instead of that in its hello.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
-  """
+  """Notes the version that a learner holds now instead of that in its hello."""
   p = held.fragment
   if not 0 <= p < state.config.fragments:
     return f'holds fragment {p}'

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 
 from diloco.protocol import messages, outliers, timeouts
-from diloco.protocol.grace import Ema
 from diloco.protocol.syncer import (
   absence,
   offers,
@@ -18,10 +17,13 @@ from diloco.protocol.syncer import (
 )
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.members import LearnerAccount, Member
-from diloco.protocol.syncer.rounds import Stage
-from diloco.protocol.syncer.state import SyncerState
-from diloco.protocol.values import changed
+from diloco.protocol.syncer.state import (
+  LearnerAccount,
+  Member,
+  Stage,
+  SyncerState,
+)
+from diloco.protocol.values import Ema, changed
 
 STEP_JUMP_MAX = 4.0  # One slow step changes ξ_step by no more than this factor.
 STEP_S_MAX = 3600.0  # Longer first steps are not believed.
@@ -226,9 +228,6 @@ def on_ready(
   Steps that it made without a session count from where its clock was, but for
   at most one round: the first round after a syncer's restart is due at once,
   and no burst of rounds follows.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
   """
   if not 0 <= ready.steps_away <= state.config.spacing_steps:
     return f'steps_away={ready.steps_away}'
@@ -249,11 +248,7 @@ def on_ready(
 
 
 def on_leaving(state: SyncerState, learner: int) -> str | None:
-  """Stops waiting for a leaving learner; its offers may still be merged.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
-  """
+  """Stops waiting for a leaving learner; its offers may still be merged."""
   if not state.members[learner].ready:
     return 'leaves before it was ready'
   stop_counting(state, learner)
@@ -279,11 +274,7 @@ def stop_counting(state: SyncerState, learner: int):
 def on_report(
   state: SyncerState, learner: int, report: messages.Report
 ) -> str | None:
-  """Advances the learner's clock by one inner step.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
-  """
+  """Advances the learner's clock by one inner step."""
   member = state.members[learner]
   steps = report.step - member.step
   first = member.step == 0
