@@ -1,36 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds the protocol's constants for one run, checked at construction."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 
-from diloco.protocol.quorum_rules import QUORUM_RULES
-from diloco.protocol.weights import WEIGHTS
+from diloco.protocol.round_policy import ADMISSIONS, QUORUM_RULES, WEIGHTS
+from diloco.protocol.values import Value
 
 # Encoded updates of a fragment that stay on offer to a session, the newest: as
 # many bytes as the full fragment at 4 bits, so that more would not pay.
 UPDATES_KEPT = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Admission:
-  """The rule that says which offers a round takes.
-
-  Attributes:
-    waits_for_clock: True if a learner's pace clock must have reached the round.
-  """
-
-  waits_for_clock: bool
-
-
-# 'latest' merges the newest offer of every live learner, 'fresh' only offers of
-# learners whose pace clock has reached the round (the paper's reading).
-ADMISSIONS = {'latest': Admission(False), 'fresh': Admission(True)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Blending:
+class Blending(Value):
   """The traits of a blend that the machines act on.
 
   `numerics.blend` computes the blend itself.
@@ -51,8 +33,7 @@ BLENDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class ProtocolConfig:
+class ProtocolConfig(Value):
   """Settings that syncer and learners share (the paper's Alg. 1 and 2).
 
   The section `protocol` of a configuration: a key stands here, with its type,

@@ -8,40 +8,35 @@ An order about bytes has a job number, under which every host answers. That of
 an offer is its handle, of a donation its first one.
 """
 
-import dataclasses
-
 from diloco.protocol.messages import Part, Payload, SessionKey
+from diloco.protocol.values import Value
 
 # While the hosts meet, before JAX connects them -------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class HostHere:
+class HostHere(Value):
   """The first message of hosts 1 … N−1 to host 0, once authenticated."""
 
   host: int  # The host number that the launcher gave.
 
 
-@dataclasses.dataclass(frozen=True)
-class JaxAt:
+class JaxAt(Value):
   """All hosts are here; gives the address of JAX's coordination service."""
 
   address: str
 
 
-@dataclasses.dataclass(frozen=True)
-class AllConnected:
+class AllConnected(Value):
   """This host has all its connections; the rendezvous is over for it."""
 
 
-class FromLeadingHost:
+class FromLeadingHost(Value):
   """A message that the leading host may send to the others."""
 
 
 # For the loop of the others: in order, at boundaries --------------------------
 
 
-@dataclasses.dataclass(frozen=True)
 class MakeStep(FromLeadingHost):
   """Dispatch one inner step."""
 
@@ -49,7 +44,6 @@ class MakeStep(FromLeadingHost):
   lr: float
 
 
-@dataclasses.dataclass(frozen=True)
 class TakeSnapshot(FromLeadingHost):
   """Copy a fragment; offer this host's part of it, if there is a session."""
 
@@ -59,7 +53,6 @@ class TakeSnapshot(FromLeadingHost):
   keep: tuple[int, ...]  # See `learner.events.Snapshot`.
 
 
-@dataclasses.dataclass(frozen=True)
 class ApplyFragment(FromLeadingHost):
   """Blend in the update, or overwrite before the first step."""
 
@@ -71,31 +64,26 @@ class ApplyFragment(FromLeadingHost):
   keep: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class ResetState(FromLeadingHost):
   """Reset the inner optimizer state to its initial value."""
 
 
-@dataclasses.dataclass(frozen=True)
 class DonateAt(SessionKey, FromLeadingHost):
   """Copy Θ and inner state at this boundary, and offer them to a newcomer."""
 
   handles: tuple[int, ...]  # Enough for the host that needs most.
 
 
-@dataclasses.dataclass(frozen=True)
 class AdoptState(FromLeadingHost):
   """Replace the inner state by the donor's, which this host has fetched."""
 
 
-@dataclasses.dataclass(frozen=True)
 class BeginAt(FromLeadingHost):
   """Training begins with the batch at this position."""
 
   position: int
 
 
-@dataclasses.dataclass(frozen=True)
 class SaveAt(FromLeadingHost):
   """Begin a checkpoint of this boundary."""
 
@@ -104,7 +92,6 @@ class SaveAt(FromLeadingHost):
   progress: str  # JSON of `checkpoint.learner_records.LearnerProgress`.
 
 
-@dataclasses.dataclass(frozen=True)
 class EndAt(FromLeadingHost):
   """The process ends with this exit code."""
 
@@ -115,14 +102,12 @@ class EndAt(FromLeadingHost):
 # For the threads of the others ------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
 class RestoreFrom(FromLeadingHost):
   """The checkpoint that all hosts resume from; −1 means none."""
 
   step: int
 
 
-@dataclasses.dataclass(frozen=True)
 class OpenSession(FromLeadingHost):
   """A new session with the syncer has begun: say where this host offers."""
 
@@ -130,7 +115,6 @@ class OpenSession(FromLeadingHost):
   session: int
 
 
-@dataclasses.dataclass(frozen=True)
 class SyncerAt(FromLeadingHost):
   """Tells the hosts where they pull what the syncer offers to them."""
 
@@ -138,7 +122,6 @@ class SyncerAt(FromLeadingHost):
   addresses: tuple[str, ...]  # By host and shard of the syncer.
 
 
-@dataclasses.dataclass(frozen=True)
 class ShardMoved(FromLeadingHost):
   """A shard of the syncer has restarted and offers at these addresses now."""
 
@@ -147,14 +130,12 @@ class ShardMoved(FromLeadingHost):
   addresses: tuple[str, ...]  # By host.
 
 
-@dataclasses.dataclass(frozen=True)
 class CloseSession(FromLeadingHost):
   """The session has ended, and with it all that was offered in it."""
 
   session: int
 
 
-@dataclasses.dataclass(frozen=True)
 class HostRetire(FromLeadingHost):
   """These offers will not be pulled (any more)."""
 
@@ -162,7 +143,6 @@ class HostRetire(FromLeadingHost):
   handles: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class OfferHeld(FromLeadingHost):
   """Offer this host's part of Θ_p to a syncer that has lost it."""
 
@@ -171,7 +151,6 @@ class OfferHeld(FromLeadingHost):
   handle: int
 
 
-@dataclasses.dataclass(frozen=True)
 class HostTake(FromLeadingHost):
   """Pull and verify this host's part of an update or of a full fragment."""
 
@@ -185,7 +164,6 @@ class HostTake(FromLeadingHost):
   part_crcs: tuple[int, ...]  # CRCs of slices of Θ_p, by host and shard.
 
 
-@dataclasses.dataclass(frozen=True)
 class HostFetch(FromLeadingHost):
   """Pull and verify this host's part of a donor's state; adopt it later."""
 
@@ -196,7 +174,6 @@ class HostFetch(FromLeadingHost):
   crcs: tuple[int, ...]  # CRCs of the whole fragments.
 
 
-@dataclasses.dataclass(frozen=True)
 class FetchOver(FromLeadingHost):
   """All hosts have fetched their parts: adopt them, or discard them."""
 
@@ -204,7 +181,6 @@ class FetchOver(FromLeadingHost):
   taken: bool
 
 
-@dataclasses.dataclass(frozen=True)
 class EndDonations(FromLeadingHost):
   """Withdraw what this host offers to a newcomer."""
 
@@ -214,11 +190,10 @@ class EndDonations(FromLeadingHost):
 # From the other hosts ---------------------------------------------------------
 
 
-class FromOtherHost:
+class FromOtherHost(Value):
   """A message that another host may send to the leading one."""
 
 
-@dataclasses.dataclass(frozen=True)
 class HostStarted(FromOtherHost):
   """A host's first message: its number and its complete checkpoints."""
 
@@ -226,7 +201,6 @@ class HostStarted(FromOtherHost):
   steps: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class HostDone(FromOtherHost):
   """Answer to an order about bytes: this host's part is done, or failed."""
 
@@ -240,14 +214,12 @@ class HostDone(FromOtherHost):
   parts: tuple[Part, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
 class HostSaved(FromOtherHost):
   """This host's save of a step is over, whether it was completed or not."""
 
   step: int
 
 
-@dataclasses.dataclass(frozen=True)
 class StopWanted(FromOtherHost):
   """This host was told to stop: the learner has to leave in good order."""
 

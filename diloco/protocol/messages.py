@@ -9,6 +9,8 @@ the data plane, and a `Payload` says how to request and verify them.
 import bisect
 import dataclasses
 
+from diloco.protocol.values import Value
+
 PROTOCOL_VERSION = 5
 # A peer may have written it; it goes on the event tape.
 REASON_CHARS_MAX = 1000
@@ -21,16 +23,14 @@ def brief(text: str) -> str:
   return text[: REASON_CHARS_MAX - 1] + '…'
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(Value):
   """The share of a payload between one process of a learner and one shard."""
 
   nbytes: int  # 0: there is nothing to pull.
   crc: int  # zlib.crc32 of the bytes.
 
 
-@dataclasses.dataclass(frozen=True)
-class Payload:
+class Payload(Value):
   """One offered array of bytes, as the receiver must find it.
 
   If it has parts, each is offered by a publisher of its own, all under one
@@ -45,8 +45,7 @@ class Payload:
   parts: tuple[Part, ...] = ()  # Empty if there is only one.
 
 
-@dataclasses.dataclass(frozen=True)
-class SessionKey:
+class SessionKey(Value):
   """Names a session of a learner."""
 
   learner: int
@@ -56,12 +55,11 @@ class SessionKey:
 # From a learner ------------------------------------------------------------
 
 
-class FromLearner:
+class FromLearner(Value):
   """A message that a learner may send to the syncer."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Opening:
+class Opening(Value):
   """The start of a stream; nothing else is accepted before it."""
 
   protocol: int
@@ -71,7 +69,6 @@ class Opening:
   fingerprints: dict[str, str]  # Hashes of config, layout and data.
 
 
-@dataclasses.dataclass(frozen=True)
 class Hello(Opening):
   """The first message of a session."""
 
@@ -86,7 +83,6 @@ class Hello(Opening):
   partition: str = ''
 
 
-@dataclasses.dataclass(frozen=True)
 class Inquiry(Opening):
   """Asks, before anything is compiled, if a hello would be refused for good.
 
@@ -95,14 +91,12 @@ class Inquiry(Opening):
   """
 
 
-@dataclasses.dataclass(frozen=True)
 class WantState(FromLearner):
   """A newcomer asks for a peer's copy of Θ and inner optimizer state."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
 class StateOffered(SessionKey, FromLearner):
   """A donor offers the state that a newcomer's session wants.
 
@@ -119,12 +113,10 @@ class StateOffered(SessionKey, FromLearner):
   other_addresses: tuple[str, ...] = ()  # For its hosts 1, 2, ….
 
 
-@dataclasses.dataclass(frozen=True)
 class StateTaken(FromLearner):
   """The newcomer has the donor's copy: the donor may serve another."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Ready(FromLearner):
   """Bootstrap is complete: from now on the learner counts."""
 
@@ -132,8 +124,7 @@ class Ready(FromLearner):
   source: str  # Origin of the inner state, for humans.
 
 
-@dataclasses.dataclass(frozen=True)
-class Fetched:
+class Fetched(Value):
   """An update or fragment of the syncer's that the learner's host now holds."""
 
   handle: int  # Handle, which may be released.
@@ -143,7 +134,6 @@ class Fetched:
   held_s: float  # From then to the report.
 
 
-@dataclasses.dataclass(frozen=True)
 class Report(FromLearner):
   """One finished inner step; also serves as the heartbeat."""
 
@@ -162,13 +152,11 @@ class Report(FromLearner):
   link_load: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
 class Alive(FromLearner):
   """Sent by a learner that has no step to report: it waits or bootstraps."""
 
 
-@dataclasses.dataclass(frozen=True)
-class OfferTerms:
+class OfferTerms(Value):
   """What is said of a copy of a fragment when it is made, and of its offer.
 
   The learner's effect, its line in the event log and the message all have these
@@ -191,14 +179,12 @@ class OfferTerms:
 _TERMS = dataclasses.fields(OfferTerms)
 
 
-@dataclasses.dataclass(frozen=True)
 class Offer(OfferTerms, FromLearner):
   """A fragment at an inner-step boundary, relative to the learner's base."""
 
   payload: Payload
 
 
-@dataclasses.dataclass(frozen=True)
 class WantFragment(FromLearner):
   """Asks for the full fragment: an update was missed or did not match.
 
@@ -211,19 +197,16 @@ class WantFragment(FromLearner):
   received: int = 0  # Full fragments of it that this session has brought.
 
 
-@dataclasses.dataclass(frozen=True)
 class HandedIn(FromLearner):
   """Follows `Finish`: the learner's last offers have been sent."""
 
   last_round: int  # As `Finish` said; a syncer may have lost its ledger.
 
 
-@dataclasses.dataclass(frozen=True)
 class Leaving(FromLearner):
   """No more steps will come; the last offer is made and may be merged."""
 
 
-@dataclasses.dataclass(frozen=True)
 class FragmentHeld(FromLearner):
   """Answer to `AskFragment`: what the learner's host holds of Θ_p."""
 
@@ -232,7 +215,6 @@ class FragmentHeld(FromLearner):
   crc: int
 
 
-@dataclasses.dataclass(frozen=True)
 class FragmentOffered(FromLearner):
   """A learner's copy of Θ_p in f32, for a syncer that has lost it."""
 
@@ -242,7 +224,6 @@ class FragmentOffered(FromLearner):
   crc: int  # CRC of the bytes of that Θ_p.
 
 
-@dataclasses.dataclass(frozen=True)
 class Goodbye(FromLearner):
   """The learner leaves in good order."""
 
@@ -252,11 +233,10 @@ class Goodbye(FromLearner):
 # From the syncer -----------------------------------------------------------
 
 
-class FromSyncer:
+class FromSyncer(Value):
   """A message that the syncer may send to a learner."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Welcome(FromSyncer):
   """Answer to a `Hello` that was accepted."""
 
@@ -272,7 +252,6 @@ class Welcome(FromSyncer):
   addresses: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class ShardAt(FromSyncer):
   """A shard of the syncer has (re)started: where its offers are pulled."""
 
@@ -280,7 +259,6 @@ class ShardAt(FromSyncer):
   addresses: tuple[str, ...]  # By process of the learner.
 
 
-@dataclasses.dataclass(frozen=True)
 class Refusal(FromSyncer):
   """Answer to a `Hello` that was refused; the session ends."""
 
@@ -291,7 +269,6 @@ class Refusal(FromSyncer):
   newest: int = -1
 
 
-@dataclasses.dataclass(frozen=True)
 class Donate(SessionKey, FromSyncer):
   """Asks a live learner for its state, for a newcomer's session.
 
@@ -301,12 +278,10 @@ class Donate(SessionKey, FromSyncer):
   versions: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class DonationOver(SessionKey, FromSyncer):
   """The newcomer no longer needs the donor's offer."""
 
 
-@dataclasses.dataclass(frozen=True)
 class StateAt(FromSyncer):
   """Answer to `WantState`: what a donor offered, and where."""
 
@@ -315,21 +290,18 @@ class StateAt(FromSyncer):
   offered: StateOffered
 
 
-@dataclasses.dataclass(frozen=True)
 class NoState(FromSyncer):
   """Answer to `WantState`: no donor is left."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
 class AskFragment(FromSyncer):
   """Asks which version of Θ_p a learner holds, of one that this syncer lost."""
 
   fragment: int
 
 
-@dataclasses.dataclass(frozen=True)
 class DonateFragment(FromSyncer):
   """Asks for Θ_p at a version that this syncer has lost."""
 
@@ -337,14 +309,12 @@ class DonateFragment(FromSyncer):
   version: int
 
 
-@dataclasses.dataclass(frozen=True)
 class Quarantine(FromSyncer):
   """Too many contributions were refused; only a clean bootstrap may return."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
 class Update(FromSyncer):
   """Round `round` closed; the outer update of its fragment is offered."""
 
@@ -372,7 +342,6 @@ class Update(FromSyncer):
     return i if found else None
 
 
-@dataclasses.dataclass(frozen=True)
 class Skipped(FromSyncer):
   """Round `round` closed without a merge: its fragment's shard is away."""
 
@@ -381,14 +350,12 @@ class Skipped(FromSyncer):
   reported_step: int  # As in `Update`.
 
 
-@dataclasses.dataclass(frozen=True)
 class Postponed(FromSyncer):
   """Answer to `WantFragment`: it comes once its shard is back."""
 
   fragment: int
 
 
-@dataclasses.dataclass(frozen=True)
 class FullFragment(FromSyncer):
   """The fragment itself, in f32, announced; it withdraws the one before."""
 
@@ -402,7 +369,6 @@ class FullFragment(FromSyncer):
   part_crcs: tuple[int, ...] = ()  # As in `Update`.
 
 
-@dataclasses.dataclass(frozen=True)
 class Retired(FromSyncer):
   """These offers of the learner will not be pulled (any more)."""
 
@@ -410,7 +376,6 @@ class Retired(FromSyncer):
   pulled: bool  # Their bytes have arrived, and a round may merge them.
 
 
-@dataclasses.dataclass(frozen=True)
 class OfferAgain(FromSyncer):
   """An offer could not be pulled; its round may still be open."""
 
@@ -418,7 +383,6 @@ class OfferAgain(FromSyncer):
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
 class Finish(FromSyncer):
   """Training is over: offer what is unmerged, for rounds up to this one."""
 
@@ -426,7 +390,6 @@ class Finish(FromSyncer):
   last_round: int
 
 
-@dataclasses.dataclass(frozen=True)
 class Done(FromSyncer):
   """The last round closed; every learner leaves with exit code 0."""
 

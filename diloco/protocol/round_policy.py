@@ -1,15 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a round may merge: quorum, admission, grace window, and its early end.
+"""When a round may merge, and how: the rules by name, and their decisions.
 
+These are quorum, admission, weights, the grace window and its early end.
 `RoundPolicy` holds what the configuration says of them; its decisions are pure.
 `syncer/collecting.py` gathers the facts and asks it; the drivers, simulated or
 not, run these.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from diloco.protocol.config import ADMISSIONS, QUORUM_RULES, ProtocolConfig
-from diloco.protocol.quorum_rules import Standing, Verdict
+from diloco.protocol.messages import OfferTerms
+from diloco.protocol.values import Value
+
+# Quorum and admission ---------------------------------------------------------
+
+
+class Standing(NamedTuple):
+  """What a rule of quorum knows of a round."""
+
+  offers: int  # That it can merge.
+  live: int  # Learners that are here to stay.
+  quorum: int  # K, at most the learners that can be pulled from.
+
+
+class Verdict(NamedTuple):
+  """A decision and its reason."""
+
+  holds: bool
+  reason: str
+
+
+def count_offers(standing: Standing) -> Verdict:
+  """K offers suffice (the paper's Alg. 2)."""
+  offers, live, quorum = standing
+  return Verdict(offers >= quorum, f'{offers}/{quorum} offers, {live} live')
+
+
+QUORUM_RULES = {'offers': count_offers}
+
+
+class Admission(Value):
+  """The rule that says which offers a round takes.
+
+  Attributes:
+    waits_for_clock: True if a learner's pace clock must have reached the round.
+  """
+
+  waits_for_clock: bool
+
+
+# 'latest' merges the newest offer of every live learner, 'fresh' only offers of
+# learners whose pace clock has reached the round (the paper's reading).
+ADMISSIONS = {'latest': Admission(False), 'fresh': Admission(True)}
+
+
+# The weight of a contribution: quantity times quality of its tokens -----------
+
+
+def token_weight(c_tokens: int, c_steps: int) -> float:
+  """w = c_tokens · (c_tokens / c_steps) (Alg. 2, line 9); 0 without a step."""
+  return c_tokens * (c_tokens / c_steps) if c_steps else 0.0
+
+
+def equal_weight(c_tokens: int, c_steps: int) -> float:
+  """w = 1; 0 for a contribution without a step."""
+  return 1.0 if c_steps else 0.0
+
+
+WEIGHTS = {'tokens': token_weight, 'equal': equal_weight}
+
+
+def normalised(weights: Mapping[int, float]) -> dict[int, float]:
+  """Returns weights that sum to 1, in ascending id; equal if all are 0."""
+  total = sum(weights[m] for m in sorted(weights))
+  if total == 0.0:
+    return {m: 1.0 / len(weights) for m in sorted(weights)}
+  return {m: weights[m] / total for m in sorted(weights)}
+
+
+# The policy -------------------------------------------------------------------
 
 
 def grace_window_s(
@@ -29,10 +99,15 @@ def grace_window_s(
   return min(max(safety * slack_s, 0.0), cap_steps * step_s)
 
 
-class RoundPolicy(NamedTuple):
-  """The rules of one run by which its rounds wait and merge."""
+class RoundPolicy:
+  """The rules of one run by which its rounds wait and merge.
 
-  config: ProtocolConfig
+  Args:
+    config: the run's `ProtocolConfig`, which says which rules these are.
+  """
+
+  def __init__(self, config):
+    self.config = config
 
   def quorum(self, live: int, proven: int) -> int:
     """Returns K now: at most the learners that can be pulled from, at least 1.
@@ -128,3 +203,10 @@ class RoundPolicy(NamedTuple):
     if now >= finish_at_s:
       return 'finish, time is over'
     return 'finish, everyone handed in' if all_in else None
+
+  def shares(self, terms: Mapping[int, OfferTerms]) -> dict[int, float]:
+    """Returns the normalised weight of each learner's contribution."""
+    weigh = WEIGHTS[self.config.weighting]
+    return normalised(
+      {m: weigh(x.c_tokens, x.c_steps) for m, x in terms.items()}
+    )

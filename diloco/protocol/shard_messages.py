@@ -7,19 +7,17 @@ number that the lead assigned. Bytes go directly between learners and shards.
 The lead's work on its own pieces uses the same messages.
 """
 
-import dataclasses
-
 from diloco.protocol import messages
 from diloco.protocol.messages import Part, Payload, SessionKey
+from diloco.protocol.values import Value
 
 # From a shard --------------------------------------------------------------
 
 
-class FromShard:
+class FromShard(Value):
   """A message that a shard may send to the lead."""
 
 
-@dataclasses.dataclass(frozen=True)
 class ShardHello(FromShard):
   """The first message of a shard's session; tuples are by own fragment."""
 
@@ -37,7 +35,6 @@ class ShardHello(FromShard):
   address: str  # Where the lead pulls what it collects.
 
 
-@dataclasses.dataclass(frozen=True)
 class Admitted(SessionKey, FromShard):
   """Answer to `Admit`."""
 
@@ -45,7 +42,6 @@ class Admitted(SessionKey, FromShard):
   addresses: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class PartPulled(FromShard):
   """Answer to `PullPart`: the bytes are complete and finite."""
 
@@ -53,7 +49,6 @@ class PartPulled(FromShard):
   norm: float  # L2 norm of the own pieces of v_m.
 
 
-@dataclasses.dataclass(frozen=True)
 class PartFailed(FromShard):
   """Answer to a `PullPart` or `TakePart` that failed."""
 
@@ -62,7 +57,6 @@ class PartFailed(FromShard):
   unusable: bool  # The bytes came, but must not be merged.
 
 
-@dataclasses.dataclass(frozen=True)
 class PartMerged(FromShard):
   """Answer to `MergePart`: the outer step is done, but not installed."""
 
@@ -71,7 +65,6 @@ class PartMerged(FromShard):
   part: Part  # The outer update's bytes.
 
 
-@dataclasses.dataclass(frozen=True)
 class HostParts(SessionKey):
   """The share of a part that each host of a learner is offered."""
 
@@ -79,7 +72,6 @@ class HostParts(SessionKey):
   crcs: tuple[int, ...]  # CRC of its slices of the resulting Θ_p, by host.
 
 
-@dataclasses.dataclass(frozen=True)
 class PartOffered(FromShard):
   """Answer to `PublishPart`, `ServePart` or `CollectPart`: it is on offer."""
 
@@ -88,7 +80,6 @@ class PartOffered(FromShard):
   hosts: tuple[HostParts, ...]  # For learners of several hosts.
 
 
-@dataclasses.dataclass(frozen=True)
 class PartTaken(FromShard):
   """Answer to `TakePart`: the bytes are here, but not installed."""
 
@@ -96,7 +87,6 @@ class PartTaken(FromShard):
   crcs: tuple[int, ...]  # CRCs of the pieces.
 
 
-@dataclasses.dataclass(frozen=True)
 class Saved(FromShard):
   """Answer to a `SaveParts` that asked to wait for the disk."""
 
@@ -106,16 +96,14 @@ class Saved(FromShard):
 # From the lead -------------------------------------------------------------
 
 
-class FromLead:
+class FromLead(Value):
   """A message that the lead may send to a shard."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Accepted(FromLead):
   """Answer to a `ShardHello`; work begun for another lead is void."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Admit(SessionKey, FromLead):
   """A session of a learner has begun."""
 
@@ -123,12 +111,10 @@ class Admit(SessionKey, FromLead):
   partition: str  # From the learner's hello.
 
 
-@dataclasses.dataclass(frozen=True)
 class Release(SessionKey, FromLead):
   """A learner's session has ended."""
 
 
-@dataclasses.dataclass(frozen=True)
 class PullPart(FromLead):
   """Pull the own part of an offer, for a round."""
 
@@ -140,14 +126,12 @@ class PullPart(FromLead):
   payload: Payload
 
 
-@dataclasses.dataclass(frozen=True)
 class CancelPart(FromLead):
   """The bytes of job `pull` are not wanted any more."""
 
   pull: int  # Job number of a `PullPart`.
 
 
-@dataclasses.dataclass(frozen=True)
 class MergePart(FromLead):
   """Merge what these jobs pulled, by ascending learner; step, encode."""
 
@@ -159,14 +143,12 @@ class MergePart(FromLead):
   weights: tuple[float, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class Recipient(SessionKey):
   """A session, with the handle under which it will find something."""
 
   handle: int
 
 
-@dataclasses.dataclass(frozen=True)
 class InstallPart(FromLead):
   """Make the result of job `merge` the new Θ_p."""
 
@@ -175,7 +157,6 @@ class InstallPart(FromLead):
   fragment: int
 
 
-@dataclasses.dataclass(frozen=True)
 class PublishPart(FromLead):
   """Offer the outer update that job `merge` produced."""
 
@@ -185,7 +166,6 @@ class PublishPart(FromLead):
   recipients: tuple[Recipient, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class ServePart(FromLead):
   """Offer the own part of the full fragment."""
 
@@ -194,7 +174,6 @@ class ServePart(FromLead):
   recipient: Recipient
 
 
-@dataclasses.dataclass(frozen=True)
 class TakePart(FromLead):
   """Pull the own part of a learner's copy of a lost fragment."""
 
@@ -205,7 +184,6 @@ class TakePart(FromLead):
   payload: Payload
 
 
-@dataclasses.dataclass(frozen=True)
 class GoOn(FromLead):
   """Set Θ_p to `version`: from job `taken`, or from what is here."""
 
@@ -214,14 +192,12 @@ class GoOn(FromLead):
   taken: int  # Job number of a `TakePart`; 0: nothing was taken.
 
 
-@dataclasses.dataclass(frozen=True)
 class RetireParts(SessionKey, FromLead):
   """The learner no longer needs these offers."""
 
   handles: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class SaveParts(FromLead):
   """Write a checkpoint of everything as it is after this round."""
 
@@ -231,7 +207,6 @@ class SaveParts(FromLead):
   wait: bool  # Answer once it is on the disk.
 
 
-@dataclasses.dataclass(frozen=True)
 class CollectPart(FromLead):
   """Offer the lead the own part of the full fragment, under `job`."""
 
@@ -239,7 +214,6 @@ class CollectPart(FromLead):
   fragment: int
 
 
-@dataclasses.dataclass(frozen=True)
 class Depart(FromLead):
   """The run is over."""
 

@@ -6,9 +6,7 @@ time-outs alike. The floors allow for what a host does besides the run
 (scheduling, page faults), the multiples for uneven steps and links.
 """
 
-import dataclasses
-
-from diloco.protocol.values import EMA_WEIGHT, Ema, changed
+from diloco.protocol.values import EMA_WEIGHT, Ema, Value, changed
 
 # Sizes that differ by less than this share of their mean do not determine a
 # rate.
@@ -34,8 +32,7 @@ END_WAIT_S = 300.0  # Time for a syncer to be restarted.
 LOOK_FLOORS = 0.25  # Between two looks at the clock, in silence floors.
 
 
-@dataclasses.dataclass(frozen=True)
-class TransferTime:
+class TransferTime(Value):
   """A weighted least-squares fit of time over bytes, for the latest pulls.
 
   Pulls of one size do not separate latency from rate: larger ones are assumed

@@ -2,13 +2,26 @@
 """Frozen values that change at every event, and how to change them."""
 
 import dataclasses
-from typing import TypeVar
+import typing
 
 EMA_WEIGHT = 0.2  # Weight of the newest sample; the paper gives no value.
-Value = TypeVar('Value')
+V = typing.TypeVar('V', bound='Value')
 
 
-def changed(value: Value, **fields) -> Value:
+@typing.dataclass_transform(frozen_default=True)
+class Value:
+  """Makes each class that derives from it a frozen dataclass.
+
+  `flax.struct.PyTreeNode` does the same. Messages, events and effects are
+  values, and what they derive from says which they are.
+  """
+
+  def __init_subclass__(cls, **options):
+    super().__init_subclass__()
+    dataclasses.dataclass(frozen=True, **options)(cls)
+
+
+def changed(value: V, **fields) -> V:
   """Does what `dataclasses.replace` does, without checks, in a tenth of the
   time.
 
@@ -22,8 +35,7 @@ def changed(value: Value, **fields) -> Value:
   return copy
 
 
-@dataclasses.dataclass(frozen=True)
-class Ema:
+class Ema(Value):
   """An exponential moving average of seconds; the first sample sets it."""
 
   value_s: float | None = None

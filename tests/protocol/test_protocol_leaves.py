@@ -19,12 +19,18 @@ from diloco.protocol.learner.offers import (
 )
 from diloco.protocol.learner.state import View
 from diloco.protocol.pace import PaceClock
-from diloco.protocol.quorum_rules import QUORUM_RULES, Verdict
-from diloco.protocol.round_policy import RoundPolicy, grace_window_s
+from diloco.protocol.round_policy import (
+  QUORUM_RULES,
+  RoundPolicy,
+  Verdict,
+  equal_weight,
+  grace_window_s,
+  normalised,
+  token_weight,
+)
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import way_back
 from diloco.protocol.syncer.collecting import kth_s
-from diloco.protocol.weights import equal_weight, normalised, token_weight
 from tests.protocol.stages import FINGERPRINTS, RUN, SyncerStage, config_of
 
 

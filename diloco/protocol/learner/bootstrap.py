@@ -20,15 +20,14 @@ from diloco.protocol.learner.state import (
   PendingDonation,
   View,
 )
-from diloco.protocol.values import changed
+from diloco.protocol.values import Value, changed
 
 # Versions of a fragment that have been announced since the welcome, when a
 # newcomer that does not hold the newest of each is taken for slow.
 OUTRUN_VERSIONS = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
+class Start(Value):
   """The state of a process when it starts; tuples are by fragment.
 
   Attributes:

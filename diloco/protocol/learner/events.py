@@ -5,18 +5,16 @@ Effects marked *boundary* are for the training loop, which performs them between
 two inner steps, in the given order. All others are for the threads around it.
 """
 
-import dataclasses
-
 from diloco.protocol import messages
+from diloco.protocol.values import Value
 
 # Events ----------------------------------------------------------------------
 
 
-class Event:
+class Event(Value):
   """An input of a learner's machine."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Connected(Event):
   """A stream to the syncer is open."""
 
@@ -27,28 +25,24 @@ class Connected(Event):
   partition: str = ''
 
 
-@dataclasses.dataclass(frozen=True)
 class Disconnected(Event):
   """The stream has closed; the driver will reconnect."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
 class Heard(Event):
   """A message of the syncer has arrived."""
 
   message: object  # One of messages.FROM_SYNCER.
 
 
-@dataclasses.dataclass(frozen=True)
 class Boundary(Event):
   """One more inner step was dispatched, on `tokens` tokens."""
 
   tokens: int
 
 
-@dataclasses.dataclass(frozen=True)
 class Completed(Event):
   """An inner step is done; steps complete in order."""
 
@@ -60,7 +54,6 @@ class Completed(Event):
   saved_step: int = 0  # As in `messages.Report`.
 
 
-@dataclasses.dataclass(frozen=True)
 class OfferDropped(Event):
   """A snapshot did not become an offer: no room, or a newer one exists."""
 
@@ -68,7 +61,6 @@ class OfferDropped(Event):
   handle: int
 
 
-@dataclasses.dataclass(frozen=True)
 class Rebuilt(Event):
   """The host holds `fragment` of Θ at `version`, verified by its CRC."""
 
@@ -77,7 +69,6 @@ class Rebuilt(Event):
   crc: int
 
 
-@dataclasses.dataclass(frozen=True)
 class FetchFailed(Event):
   """A fetch failed, or its bytes did not match."""
 
@@ -86,7 +77,6 @@ class FetchFailed(Event):
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
 class StateFetched(Event):
   """The host holds a donor's copy of Θ, verified, and its inner state."""
 
@@ -94,7 +84,6 @@ class StateFetched(Event):
   donor: int
 
 
-@dataclasses.dataclass(frozen=True)
 class StateFailed(Event):
   """A donor's state did not arrive complete."""
 
@@ -102,14 +91,12 @@ class StateFailed(Event):
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
 class Stop(Event):
   """The process must stop: leave in good order, within the notice time."""
 
   notice_s: float
 
 
-@dataclasses.dataclass(frozen=True)
 class Tick(Event):
   """Time has passed: a deadline was reached."""
 
@@ -117,18 +104,16 @@ class Tick(Event):
 # Effects ---------------------------------------------------------------------
 
 
-class Effect:
+class Effect(Value):
   """An output of a learner's machine, for its driver to perform."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Send(Effect):
   """Send a message to the syncer."""
 
   message: object  # One of messages.FROM_LEARNER.
 
 
-@dataclasses.dataclass(frozen=True)
 class Snapshot(messages.OfferTerms, Effect):
   """Boundary: copy the fragment, encode it against its base, offer it."""
 
@@ -140,31 +125,26 @@ class Snapshot(messages.OfferTerms, Effect):
     return messages.Offer(**self.terms(), payload=payload)
 
 
-@dataclasses.dataclass(frozen=True)
 class HandIn(Effect):
   """Boundary: say `HandedIn` after the preceding snapshots are offered."""
 
   last_round: int
 
 
-@dataclasses.dataclass(frozen=True)
 class SayLeaving(Effect):
   """Boundary: say `Leaving` after the preceding snapshots are offered."""
 
 
-@dataclasses.dataclass(frozen=True)
 class DonateState(messages.SessionKey, Effect):
   """Boundary: copy the inner state, offer it and Θ to a newcomer."""
 
   step: int
 
 
-@dataclasses.dataclass(frozen=True)
 class EndDonation(messages.SessionKey, Effect):
   """Withdraw what was offered to a newcomer."""
 
 
-@dataclasses.dataclass(frozen=True)
 class DonateFragment(Effect):
   """Offer the syncer the host's copy of a fragment, which has `version`."""
 
@@ -172,24 +152,20 @@ class DonateFragment(Effect):
   version: int
 
 
-@dataclasses.dataclass(frozen=True)
 class FetchState(Effect):
   """Pull what a donor offers."""
 
   state: messages.StateAt
 
 
-@dataclasses.dataclass(frozen=True)
 class Adopt(Effect):
   """Boundary: make the fetched inner state this learner's own."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Reset(Effect):
   """Boundary: reset the inner state, which is not to be trusted."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Apply(Effect):
   """Boundary: blend the host's `version` of the fragment into θ.
 
@@ -211,24 +187,20 @@ class Apply(Effect):
   overwritten_tokens: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
 class Begin(Effect):
   """Boundary: bootstrap is complete; train from this data position on."""
 
   position: int
 
 
-@dataclasses.dataclass(frozen=True)
 class Save(Effect):
   """Boundary: write a checkpoint, which may become the only copy."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Cease(Effect):
   """Boundary: make no more inner steps."""
 
 
-@dataclasses.dataclass(frozen=True)
 class FetchUpdates(Effect):
   """Pull outer updates of one fragment, of ascending versions, at one go.
 
@@ -241,21 +213,18 @@ class FetchUpdates(Effect):
   updates: tuple[messages.Update, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class FetchFragment(Effect):
   """Pull the full fragment and verify its CRC."""
 
   message: messages.FullFragment
 
 
-@dataclasses.dataclass(frozen=True)
 class Forget(Effect):
   """Release these offers; None means all of them."""
 
   handles: tuple[int, ...] | None
 
 
-@dataclasses.dataclass(frozen=True)
 class Leave(Effect):
   """End this process's part in the run."""
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which round a learner offers for next, and gives reasons."""
 
-import dataclasses
 from collections.abc import Sequence
 
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import leaving
 from diloco.protocol.learner.state import HALF_STEP, MADE_MAX, Core, Made, View
+from diloco.protocol.values import Value
 
 # A first offer merged this many own steps later was made too early. If an
 # offer can be refreshed before the next is due, up to two steps more are
@@ -25,8 +25,7 @@ NEARLY_A_STEP = 0.9
 FIRST_OFFERS_MAX = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class OfferContext:
+class OfferContext(Value):
   """The knowledge on which a learner decides about an offer."""
 
   t: float  # As estimated by the learner.
@@ -36,8 +35,7 @@ class OfferContext:
   refreshes: bool = False  # An earlier round can use a newer copy now.
 
 
-@dataclasses.dataclass(frozen=True)
-class NextOffer:
+class NextOffer(Value):
   """The round to offer for now for the first time, if any."""
 
   round: int | None

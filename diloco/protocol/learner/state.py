@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
-from diloco.protocol.values import Ema, changed
+from diloco.protocol.values import Ema, Value, changed
 
 HALF_STEP = 0.5  # Rounds a fractional view of t to the nearest step.
 RATE_WEIGHT = 0.2  # Weight of the newest update in the averages of `View`.
@@ -16,8 +16,7 @@ RATE_MAX = 64.0
 MADE_MAX = 8  # Per fragment, including those of an earlier session.
 
 
-@dataclasses.dataclass(frozen=True)
-class View:
+class View(Value):
   """The global step t as one learner sees it, at any of its own steps.
 
   An update says what t was when its round closed, and the last own step that
@@ -69,8 +68,7 @@ class View:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Made:
+class Made(Value):
   """An offer that a round may merge, or has merged."""
 
   handle: int
@@ -81,8 +79,7 @@ class Made:
   c_tokens: int  # Of these, the tokens that the offer brings.
 
 
-@dataclasses.dataclass(frozen=True)
-class LastOffer:
+class LastOffer(Value):
   """The last offer of a fragment, made as the learner ceased."""
 
   fragment: int
@@ -92,8 +89,7 @@ class LastOffer:
   outcome: str = ''  # For humans, once it is known.
 
 
-@dataclasses.dataclass(frozen=True)
-class LinkLoad:
+class LinkLoad(Value):
   """How much of its time a learner's link down would need for all updates."""
 
   announced_s: float | None = None  # Time of the last announcement.
@@ -124,8 +120,7 @@ class LinkLoad:
     return self.fetch_s.value_s / self.every_s.value_s
 
 
-@dataclasses.dataclass(frozen=True)
-class Fragment:
+class Fragment(Value):
   """A learner's view of one fragment; versions count its closes."""
 
   base: int = 0  # Version that θ_p was last set to; offers are relative to it.
@@ -240,8 +235,7 @@ class Fragment:
     return tuple(x for x in self.offers if x.handle not in handles)
 
 
-@dataclasses.dataclass(frozen=True)
-class PendingDonation:
+class PendingDonation(Value):
   """A newcomer that waits for this learner's state."""
 
   learner: int
@@ -249,8 +243,7 @@ class PendingDonation:
   versions: tuple[int, ...]  # Versions that θ must include before.
 
 
-@dataclasses.dataclass(frozen=True)
-class LearnerState:
+class LearnerState(Value):
   """All that the machine knows, as a value to compare, save and restore."""
 
   fragments: tuple[Fragment, ...]

@@ -19,7 +19,6 @@ from diloco.protocol.syncer import (
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.state import Round, Stage, SyncerState
 from diloco.protocol.values import changed
-from diloco.protocol.weights import WEIGHTS, normalised
 
 
 def advance_rounds(state: SyncerState):
@@ -178,10 +177,7 @@ def _shares(
 ) -> tuple[syncer_events.Share, ...]:
   """Returns the contributions and their weights (Alg. 2, line 9)."""
   offered = {m: a.held.offer for m, a in round_.pulls.items()}
-  weigh = WEIGHTS[state.config.weighting]
-  weights = normalised(
-    {m: weigh(o.c_tokens, o.c_steps) for m, o in offered.items()}
-  )
+  weights = state.policy.shares(offered)
   shares = []
   for m, admitted in round_.pulls.items():
     offer, step_s = offered[m], admitted.step_s

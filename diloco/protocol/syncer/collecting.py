@@ -5,13 +5,13 @@ It waits for K offers, then for the end of the grace window. A decision returns
 its reason.
 """
 
-import dataclasses
 import typing
 from collections.abc import Iterable
 
 from diloco.protocol.round_policy import RoundPolicy
 from diloco.protocol.syncer import absence, offers
 from diloco.protocol.syncer.state import HeldOffer, Round, Stage, SyncerState
+from diloco.protocol.values import Value
 
 
 def why_over(state: SyncerState, round_: Round) -> str | None:
@@ -206,8 +206,7 @@ def why_not(
   return offers.why_void(offer, candidate.merged, version, policy.config)
 
 
-@dataclasses.dataclass(frozen=True)
-class MergeDecision:
+class MergeDecision(Value):
   """Says if the learners that a round can merge now suffice."""
 
   reached: bool

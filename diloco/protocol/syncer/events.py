@@ -5,35 +5,32 @@ Both sets are closed. Effects are performed in the order in which they are
 returned; an effect says what to do, the driver that performs it knows how.
 """
 
-import dataclasses
 import functools
 
 from diloco.protocol import messages
 from diloco.protocol.messages import SessionKey
+from diloco.protocol.values import Value
 
 # Events ----------------------------------------------------------------------
 
 
-class Event:
+class Event(Value):
   """An input of the syncer's machine."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Heard(SessionKey, Event):
   """A session sent a message; `messages.Hello` opens a session."""
 
   message: object  # One of messages.FROM_LEARNER.
 
 
-@dataclasses.dataclass(frozen=True)
 class Lost(SessionKey, Event):
   """The stream of a session has closed."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class PullKey:
+class PullKey(Value):
   """Names the pull of one offer, for one round."""
 
   round: int
@@ -42,14 +39,12 @@ class PullKey:
   handle: int  # Of the offer.
 
 
-@dataclasses.dataclass(frozen=True)
 class Pulled(PullKey, Event):
   """The bytes of a contribution are here, complete and finite."""
 
   norm: float  # L2 norm of the whole outer gradient v_m.
 
 
-@dataclasses.dataclass(frozen=True)
 class PullFailed(PullKey, Event):
   """A pull has ended without usable bytes."""
 
@@ -57,7 +52,6 @@ class PullFailed(PullKey, Event):
   unusable: bool  # The bytes came, but must not be merged: a strike.
 
 
-@dataclasses.dataclass(frozen=True)
 class FragmentTaken(Event):
   """A learner's copy of a lost fragment is now Θ_p, verified by its CRC."""
 
@@ -66,7 +60,6 @@ class FragmentTaken(Event):
   incarnation: int
 
 
-@dataclasses.dataclass(frozen=True)
 class FragmentFailed(Event):
   """A lost fragment did not arrive, or its CRC did not match."""
 
@@ -76,14 +69,12 @@ class FragmentFailed(Event):
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
 class Merged(Event):
   """The outer step of a round is done; Θ_p is the new one."""
 
   round: int
 
 
-@dataclasses.dataclass(frozen=True)
 class Absent(Event):
   """A shard is gone, with all work in progress on these fragments."""
 
@@ -91,8 +82,7 @@ class Absent(Event):
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Held:
+class Held(Value):
   """A fragment whose shards are all here (again), with what they hold."""
 
   fragment: int
@@ -101,14 +91,12 @@ class Held:
   same: bool = True  # False: the bytes differ from the run's at that version.
 
 
-@dataclasses.dataclass(frozen=True)
 class Back(Event):
   """Shards are here (again)."""
 
   held: tuple[Held, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class Tick(Event):
   """Time has passed: a deadline was reached."""
 
@@ -116,11 +104,10 @@ class Tick(Event):
 # Effects ---------------------------------------------------------------------
 
 
-class Effect:
+class Effect(Value):
   """An output of the syncer's machine, for its driver to perform."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Share(SessionKey):
   """One contribution to a merge."""
 
@@ -134,7 +121,6 @@ class Share(SessionKey):
   step: int  # The learner's own step at the snapshot.
 
 
-@dataclasses.dataclass(frozen=True)
 class AdmitLearner(SessionKey, Effect):
   """Send a `messages.Welcome`; the driver adds CRCs and addresses."""
 
@@ -147,21 +133,18 @@ class AdmitLearner(SessionKey, Effect):
   lost_crcs: tuple[tuple[int, int], ...]  # (p, CRC) of fragments not here.
 
 
-@dataclasses.dataclass(frozen=True)
 class Send(SessionKey, Effect):
   """Send a message unchanged."""
 
   message: object  # One of messages.FROM_SYNCER.
 
 
-@dataclasses.dataclass(frozen=True)
 class EndSession(SessionKey, Effect):
   """End a session: close its stream, its pulls and its offers."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
 class Pull(Effect):
   """Pull an offer; answer with `Pulled` or `PullFailed`.
 
@@ -175,7 +158,6 @@ class Pull(Effect):
   offer: messages.Offer
 
 
-@dataclasses.dataclass(frozen=True)
 class CancelPull(PullKey, Effect):
   """Stop pulling an offer and free the memory of its bytes.
 
@@ -183,7 +165,6 @@ class CancelPull(PullKey, Effect):
   """
 
 
-@dataclasses.dataclass(frozen=True)
 class Merge(Effect):
   """Merge these contributions, step the outer optimizer, say `Merged`."""
 
@@ -197,12 +178,10 @@ class Merge(Effect):
   reason: str  # Why the window ended.
 
 
-@dataclasses.dataclass(frozen=True)
 class KeepLedger(Effect):
   """Write the ledger before any following effect is performed."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Publish(Effect):
   """Offer the outer update to every session and announce it."""
 
@@ -253,7 +232,6 @@ class Publish(Effect):
     }
 
 
-@dataclasses.dataclass(frozen=True)
 class SendFull(SessionKey, Effect):
   """Offer the full fragment to one session and announce it."""
 
@@ -262,7 +240,6 @@ class SendFull(SessionKey, Effect):
   merged: tuple[int, int]  # Incarnation, handle; see `messages.FullFragment`.
 
 
-@dataclasses.dataclass(frozen=True)
 class TakeFragment(SessionKey, Effect):
   """Pull a learner's copy of a lost fragment; there is always an answer.
 
@@ -275,7 +252,6 @@ class TakeFragment(SessionKey, Effect):
   offered: messages.FragmentOffered
 
 
-@dataclasses.dataclass(frozen=True)
 class AdoptVersion(Effect):
   """Make a lost fragment Θ_p at `version`.
 
@@ -287,14 +263,12 @@ class AdoptVersion(Effect):
   taken_of: tuple[int, int] | None  # (learner, incarnation); None: none.
 
 
-@dataclasses.dataclass(frozen=True)
 class Retire(SessionKey, Effect):
   """Release these handles, which were offered to the session."""
 
   handles: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
 class LogDecision(Effect):
   """Record a decision that no other effect shows."""
 
@@ -303,7 +277,6 @@ class LogDecision(Effect):
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
 class End(Effect):
   """The run is over: write Θ and leave."""
 

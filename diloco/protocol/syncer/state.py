@@ -13,7 +13,7 @@ from diloco.protocol.pace import PaceClock
 from diloco.protocol.round_policy import RoundPolicy
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.timeouts import TransferTime
-from diloco.protocol.values import Ema, changed
+from diloco.protocol.values import Ema, Value, changed
 
 # Rounds ----------------------------------------------------------------------
 
@@ -27,16 +27,14 @@ class Stage(enum.Enum):
   MERGING = 'merging'  # Given to the outer optimizer.
 
 
-@dataclasses.dataclass(frozen=True)
-class HeldOffer:
+class HeldOffer(Value):
   """An offer that waits at the syncer for its round."""
 
   offer: messages.Offer
   arrived_s: float
 
 
-@dataclasses.dataclass(frozen=True)
-class AdmittedOffer:
+class AdmittedOffer(Value):
   """An offer that a round pulls, of one incarnation."""
 
   incarnation: int
@@ -91,8 +89,7 @@ class Round:
 # Sessions --------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Straggler:
+class Straggler(Value):
   """A pull that its round stopped waiting for; it goes on to its own limit.
 
   Its bytes are not merged. Their arrival shows that the learner can be pulled
@@ -105,8 +102,7 @@ class Straggler:
   began_s: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Member:
+class Member(Value):
   """A session; it is *live*, and counts, from `Ready` until it leaves."""
 
   incarnation: int
@@ -245,8 +241,7 @@ def _same_indices(one: Member, other: Member) -> bool:
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class LearnerAccount:
+class LearnerAccount(Value):
   """The syncer's account of a learner id, which outlives its sessions."""
 
   incarnation: int = -1  # The newest that was ever accepted.
@@ -264,8 +259,7 @@ class LearnerAccount:
 # Fragments that are not here -------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class LostFragment:
+class LostFragment(Value):
   """A fragment of which a restarted syncer has only an older version."""
 
   version: int  # The version at the last close, which it keeps.
@@ -282,8 +276,7 @@ class LostFragment:
   answered: tuple[tuple[int, int], ...] = ()  # Of these, those that answered.
 
 
-@dataclasses.dataclass(frozen=True)
-class Away:
+class Away(Value):
   """A fragment whose shard is away."""
 
   wanted_by: tuple[int, ...] = ()  # Learners that wait for it, in ascending id.
@@ -296,8 +289,7 @@ class Away:
 # The whole -------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Ledger:
+class Ledger(Value):
   """The state that outlives the syncer's process.
 
   Sessions and open rounds are not part of it.
@@ -315,7 +307,6 @@ class Ledger:
   ended: bool
 
 
-@dataclasses.dataclass(frozen=True)
 class SyncerSnapshot(Ledger):
   """All that the machine knows, as a value to compare, save and restore."""
 
