@@ -29,7 +29,7 @@ from diloco.protocol.round_policy import (
   token_weight,
 )
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer import way_back
+from diloco.protocol.syncer import sessions
 from diloco.protocol.syncer.collecting import kth_s
 from tests.protocol.stages import FINGERPRINTS, RUN, SyncerStage, config_of
 
@@ -100,10 +100,10 @@ def test_the_way_back_that_counts_is_the_kth_of_those_known(k, expected_s):
 @pytest.mark.parametrize('seconds', [-0.1, math.nan, math.inf])
 def test_a_time_that_is_none_is_not_believed(seconds):
   good = messages.Fetched(1, 0, 1, fetch_s=0.5, held_s=0.5)
-  assert way_back.is_possible(good)
+  assert sessions.is_possible(good)
   for name in ('fetch_s', 'held_s'):
     bad = dataclasses.replace(good, **{name: seconds})
-    assert not way_back.is_possible(bad)
+    assert not sessions.is_possible(bad)
 
 
 def test_equal_weight_counts_who_trained_once():

@@ -9,12 +9,11 @@ import itertools
 
 from diloco.protocol import messages, timeouts
 from diloco.protocol.syncer import (
-  absence,
   collecting,
   offers,
   pulls,
+  recovery,
   sessions,
-  way_back,
 )
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.state import Round, Stage, SyncerState
@@ -88,7 +87,7 @@ def _is_due(state: SyncerState, number: int) -> bool:
 
 
 def _advance(state: SyncerState, round_: Round):
-  if absence.is_away(state, round_.fragment):
+  if recovery.is_away(state, round_.fragment):
     if not state.finishing and round_.number == state.closed_round + 1:
       _skip(state, round_)
     return
@@ -226,7 +225,7 @@ def on_merged(state: SyncerState, number: int):
   _close(state, round_)
   for learner in state.members:
     offers.discard_void(state, learner, fragment)
-  way_back.on_published(state, fragment)
+  _note_published(state, fragment)
   state.emit(
     syncer_events.Publish(
       round=number,
@@ -241,6 +240,19 @@ def on_merged(state: SyncerState, number: int):
       sync_s=sync_s,
     )
   )
+
+
+def _note_published(state: SyncerState, fragment: int):
+  """Notes when a fragment's new version was announced to the sessions.
+
+  For each fragment, the oldest update that a session has not reported is kept:
+  over a slow link a newer one would otherwise always replace it.
+  """
+  version = state.versions[fragment]
+  for learner, member in list(state.members.items()):
+    if fragment not in member.published:
+      published = {**member.published, fragment: (version, state.now)}
+      state.change(learner, published=published)
 
 
 def _note_merged(state: SyncerState, fragment: int, share: syncer_events.Share):

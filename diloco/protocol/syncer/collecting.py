@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterable
 
 from diloco.protocol.round_policy import RoundPolicy
-from diloco.protocol.syncer import absence, offers
+from diloco.protocol.syncer import offers, recovery
 from diloco.protocol.syncer.state import HeldOffer, Round, Stage, SyncerState
 from diloco.protocol.values import Value
 
@@ -120,7 +120,7 @@ def window_deadlines(state: SyncerState) -> list[float]:
     r
     for r in state.rounds.values()
     if r.stage in (Stage.COLLECTING, Stage.GRACE)
-    and not absence.is_away(state, r.fragment)
+    and not recovery.is_away(state, r.fragment)
   ]
   if state.finishing:
     is_timed = waiting and state.finish_at_s is not None

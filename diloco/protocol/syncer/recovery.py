@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovers from the learners what a restarted syncer's checkpoint lacks.
+"""Fragments that are not here: recovered from learners, or awaited.
 
 The ledger is written at every close, the fragments themselves less often. So a
 restarted syncer knows which version of each fragment the run had reached, but
@@ -7,14 +7,22 @@ may hold only an older one. Learners hold the newer version and donate it,
 verified by its CRC. Until then no round merges; learners train on. A fragment
 that no learner provides in time continues from the newest copy available, under
 the version number it had: versions never fall.
+
+A sharded syncer has one state machine, and its bytes lie in S processes. While
+one of those is down, rounds of its fragments close in order without a merge, so
+that later rounds are not held up; what learners have offered stays with them or
+waits here. When the shard is back, it reports which versions it still has.
+Versions older than the run's are lost, and are recovered as above, but no other
+fragment waits for that. A run starts once all shards are there, and does not
+end while one is missing.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 
 from diloco.protocol import messages, timeouts
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer import way_back
-from diloco.protocol.syncer.state import Away, LostFragment, SyncerState
+from diloco.protocol.syncer import offers
+from diloco.protocol.syncer.state import Away, LostFragment, Stage, SyncerState
 from diloco.protocol.values import changed
 
 # Per session and fragment: a link may fail twice, and the version is lost to
@@ -212,14 +220,9 @@ def _go_on_with_less(
   lost = state.lost[p]
   nobody = f'fragment {p}: nobody has version {lost.version}'
   state.record('lost', -1, f'{nobody}; goes on from {newest}')
-  # Some hold it but could not be pulled from: they must adopt the older one.
-  # A learner that is not ready yet may be about to take it from a peer.
-  astray = {
-    m
-    for m, x in state.members.items()
-    if x.versions[p] == lost.version or not x.ready
-  }
-  _found(state, p, taken_of, {*lost.wanted_by, *astray})
+  # Everybody gets the bytes of now: some may hold those of before, such as a
+  # learner that has just rebuilt them from what had arrived already.
+  _found(state, p, taken_of, state.members)
 
 
 def on_fragment_offered(
@@ -337,13 +340,9 @@ def on_end_of_session(state: SyncerState, session: tuple[int, int]):
       questioned=tuple(x for x in lost.questioned if x in stands),
       answered=tuple(x for x in lost.answered if x in stands),
     )
-
-
-def postpone(state: SyncerState, learner: int, p: int):
-  """Notes that a learner waits for a lost fragment."""
-  lost = state.lost[p]
-  wanted_by = sorted({*lost.wanted_by, learner})
-  state.lost[p] = changed(lost, wanted_by=tuple(wanted_by))
+  for p, away in state.away.items():
+    wanted_by = tuple(m for m in away.wanted_by if m != session[0])
+    state.away[p] = changed(away, wanted_by=wanted_by)
 
 
 def _found(
@@ -381,13 +380,159 @@ def send_full(state: SyncerState, learner: int, fragment: int, reason: str):
     )
   )
   # It is delivered another way.
-  way_back.forget_published(state, learner, fragment)
+  state.forget_published(learner, fragment)
 
 
 def deadlines(state: SyncerState) -> list[float]:
-  """Returns when lost fragments are given up."""
-  if not state.lost or state.give_up_lost_s is None:
-    return []
-  waiting = any(lost.asked is None for lost in state.lost.values())
-  later = state.give_up_lost_s > state.now
-  return [state.give_up_lost_s] if waiting and later else []
+  """Returns when lost fragments, and shards that are awaited, are given up."""
+  times = []
+  if any(lost.asked is None for lost in state.lost.values()):
+    times.append(state.give_up_lost_s)
+  if state.awaits_shards:
+    times.append(state.give_up_shards_s)
+  return [t for t in times if t is not None and t > state.now]
+
+
+def on_want(
+  state: SyncerState, learner: int, want: messages.WantFragment
+) -> str | None:
+  """Sends the full fragment to a learner that missed or could not apply an
+  update; one that is away it has to wait for.
+
+  One that is on its way was sent after all that the learner knew of when it
+  asked, so it will do.
+  """
+  p = want.fragment
+  if not 0 <= p < state.config.fragments:
+    return f'wants fragment {p}'
+  if want.received < state.members[learner].full_sent.get(p, 0):
+    return None
+  if not is_away(state, p):
+    send_full(state, learner, p, messages.brief(want.reason))
+    return None
+  missing = state.away if p in state.away else state.lost
+  wanted_by = tuple(sorted({*missing[p].wanted_by, learner}))
+  missing[p] = changed(missing[p], wanted_by=wanted_by)
+  if not _others_wait(state):
+    _say_postponed(state, learner, p)
+  return None
+
+
+def _say_postponed(state: SyncerState, learner: int, p: int):
+  """Tells the learner not to wait: at τ = 0 it would block, and all with it."""
+  state.send(learner, messages.Postponed(p))
+
+
+# Fragments whose shard is away ------------------------------------------------
+
+
+def on_absent(state: SyncerState, event: syncer_events.Absent):
+  """Abandons everything that was in progress with these fragments."""
+  for p in event.fragments:
+    away, lost = Away(), state.lost.pop(p, None)
+    if lost is not None:
+      # Learners may have told its CRC: the shard that comes back knows another.
+      away = Away(lost.wanted_by, adopted=True, crc=lost.crc)
+      if lost.offered is not None:
+        state.retire(lost.asked[0], lost.offered.payload.handle)
+    state.away.setdefault(p, away)
+  for round_ in list(state.rounds.values()):
+    if round_.fragment in event.fragments:
+      _give_up(state, round_.number, event.reason)
+  for learner, member in list(state.members.items()):
+    straggler = member.straggler
+    if straggler is None:
+      continue
+    if state.config.fragment_of(straggler.round) in event.fragments:
+      offers.drop_straggler(state, learner)
+      state.retire(learner, straggler.handle)
+  listed = ', '.join(str(p) for p in event.fragments)
+  state.record('absent', -1, f'fragments {listed}: {event.reason}')
+
+
+def _give_up(state: SyncerState, number: int, reason: str):
+  """Reopens a round whose pulled bytes are gone; their learners are asked
+  again.
+  """
+  round_ = state.rounds[number]
+  given_up, pulled = round_.pulls.copy(), round_.pulled.copy()
+  for learner in given_up:
+    offers.drop_pull(state, round_, learner)
+  round_.stage = Stage.COLLECTING
+  round_.closes_at_s = None
+  for learner, admitted in given_up.items():
+    if not state.is_current(learner, admitted.incarnation):
+      continue
+    offers.forget(state, learner, admitted.held)
+    if learner not in pulled:  # Otherwise it was told so already.
+      state.retire(learner, admitted.held.offer.payload.handle)
+    state.send(learner, messages.OfferAgain(number, reason))
+
+
+def on_back(state: SyncerState, event: syncer_events.Back):
+  """The bytes of these fragments are here again, possibly at old versions."""
+  alone = not _others_wait(state)
+  for held in event.held:
+    p, version = held.fragment, state.versions[held.fragment]
+    away = state.away.pop(p, Away())
+    if held.version == version and held.same:
+      state.record('back', -1, f'fragment {p} at version {version}')
+      serve(state, p, away.wanted_by)
+      continue
+    # It belongs to a history that the run has left.
+    left = held.version > version
+    here = held.version if held.same and not left else -1
+    state.lost[p] = LostFragment(
+      version,
+      away.crc if away.adopted else held.crc,
+      here,
+      wanted_by=away.wanted_by,
+      alone=alone,
+    )
+    reason = f'fragment {p} at version {held.version}, the run has {version}'
+    if left:
+      reason += ' and has merged since its ledger was lost: those are void'
+    state.record('behind', -1, reason)
+
+
+def is_away(state: SyncerState, fragment: int) -> bool:
+  """Returns True if the fragment's rounds close unmerged or wait."""
+  return fragment in state.away or fragment in state.lost
+
+
+def hold_up_all(state: SyncerState) -> bool:
+  """Returns True while no round may proceed, whatever its fragment.
+
+  A new lead process waits for its shards, or a restarted syncer for donations:
+  Θ is not whole.
+  """
+  return holds_up(state) or _others_wait(state)
+
+
+def holds_up(state: SyncerState) -> bool:
+  """Returns True while a new lead process waits for its shards.
+
+  Before the first round has closed it waits without limit: starting without all
+  shards would be another run. Later it waits for a bounded time and then goes
+  on without the shards that are not back.
+  """
+  if not state.awaits_shards:
+    return False
+  if state.closed_round and state.give_up_shards_s is None and state.members:
+    floor_s = timeouts.silence_floor_s(state.config.patience)
+    state.give_up_shards_s = state.now + floor_s
+  late = state.give_up_shards_s is not None and (
+    state.now >= state.give_up_shards_s
+  )
+  if state.away and not late:
+    return True
+  state.awaits_shards = False
+  for p, away in state.away.items():
+    for learner in away.wanted_by:
+      _say_postponed(state, learner, p)
+  return False
+
+
+def _others_wait(state: SyncerState) -> bool:
+  """Returns True while no round at all may proceed."""
+  return state.awaits_shards or any(not x.alone for x in state.lost.values())

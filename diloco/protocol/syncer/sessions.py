@@ -9,14 +9,9 @@ import math
 from collections.abc import Mapping
 
 from diloco.protocol import messages, outliers, timeouts
-from diloco.protocol.syncer import (
-  absence,
-  offers,
-  recovery,
-  way_back,
-)
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import events as syncer_events
+from diloco.protocol.syncer import offers, recovery
 from diloco.protocol.syncer.state import (
   LearnerAccount,
   Member,
@@ -206,7 +201,7 @@ def on_back(state: SyncerState, event: syncer_events.Back):
       reason = 'was told of less than a shard of the syncer has'
       end_session(state, learner, reason)
     recovery.adopt_held(state, newer)
-  absence.on_back(state, event)
+  recovery.on_back(state, event)
 
 
 def is_heard(state: SyncerState, learner: int, incarnation: int) -> bool:
@@ -288,7 +283,7 @@ def on_report(
     and 0.0 <= report.stall_s <= report.step_s
     and 0.0 <= report.made_s < math.inf
     and 0.0 <= report.link_load < math.inf
-    and all(map(way_back.is_possible, report.fetched))
+    and all(map(is_possible, report.fetched))
   )
   if not possible:
     return f'impossible report: {report}'
@@ -302,8 +297,53 @@ def on_report(
   # includes steps that an earlier session has reported.
   if not member.leaving:
     state.pace.advance(learner, 1, state.config.quorum)
-  way_back.on_fetched(state, learner, report.fetched)
+  _on_fetched(state, learner, report.fetched)
   return None
+
+
+# The part of ξ_sync (Eq. 3) that the syncer does not see is the time from a
+# merge to the update's proven copy on a learner's host. The fetch times in a
+# report are subtracted from the time since the update was published. Clocks are
+# never compared, only durations on one clock.
+
+
+def is_possible(fetched: messages.Fetched) -> bool:
+  """Returns True if the reported times are finite and not negative."""
+  return all(
+    math.isfinite(x) and x >= 0.0 for x in (fetched.fetch_s, fetched.held_s)
+  )
+
+
+def _on_fetched(
+  state: SyncerState, learner: int, fetched: tuple[messages.Fetched, ...]
+):
+  """Measures the way back for the fetches that a report names."""
+  if not fetched:
+    return
+  for each in fetched:
+    version, at_s = state.members[learner].published.get(each.fragment, (0, 0))
+    if not 0 < version <= each.version:
+      continue
+    state.forget_published(learner, each.fragment)
+    if version == each.version:
+      _add_way_back(state, learner, each, state.now - at_s)
+  incarnation = state.members[learner].incarnation
+  handles = tuple(each.handle for each in fetched)
+  state.emit(syncer_events.Retire(learner, incarnation, handles))
+
+
+def _add_way_back(
+  state: SyncerState, learner: int, fetched: messages.Fetched, since_s: float
+):
+  """Adds a sample, taking both directions of a message as equally long.
+
+  Args:
+    since_s: seconds from the update's publication to the report.
+  """
+  messages_s = max(0.0, since_s - fetched.fetch_s - fetched.held_s)
+  way_back_s = min(since_s, messages_s / 2 + fetched.fetch_s)
+  average = state.members[learner].way_back_s.add(way_back_s)
+  state.change(learner, way_back_s=average)
 
 
 def believable(step_s: float, average: Ema) -> float:
@@ -332,7 +372,6 @@ def end_session(state: SyncerState, learner: int, reason: str):
   state.record('left', learner, reason)
   state.emit(syncer_events.EndSession(learner, member.incarnation, reason))
   recovery.on_end_of_session(state, (learner, member.incarnation))
-  absence.on_end_of_session(state, learner)
 
 
 def strike(state: SyncerState, learner: int, reason: str) -> bool:

@@ -362,7 +362,7 @@ class SyncerState:
     # may know of later rounds than this process.
     self.lost: dict[int, LostFragment] = {}
     self.give_up_lost_s: float | None = None
-    # If sharded (`absence.py`): the fragments whose shard is away, and whether
+    # If sharded (`recovery.py`): the fragments whose shard is away, and whether
     # this process has yet to see all of its shards.
     self.away: dict[int, Away] = {}
     self.awaits_shards = False
@@ -468,6 +468,12 @@ class SyncerState:
       pulled: True if a round has its bytes and may merge them.
     """
     self.send(learner, messages.Retired((handle,), pulled))
+
+  def forget_published(self, learner: int, fragment: int):
+    """Stops measuring how long an update takes to reach a learner."""
+    published = dict(self.members[learner].published)
+    if published.pop(fragment, None) is not None:
+      self.change(learner, published=published)
 
   # Effects ------------------------------------------------------------------
 
