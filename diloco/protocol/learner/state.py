@@ -338,22 +338,13 @@ class Core:
     self.set(said_at_s=self.state.now)
     self.effects.append(learner_events.Send(message))
 
-  def leave(
-    self,
-    reason: str,
-    refused: bool = False,
-    stopped: bool = False,
-    cut_off: bool = False,
-  ):
-    """Leaves the run; happens at most once, and is final for this process."""
+  def leave(self, reason: str, **why: bool):
+    """Leaves the run; happens at most once, and is final for this process.
+
+    Args:
+      why: which of the flags of `Leave` are set, besides `done`.
+    """
     if not self.state.left:
       self.set(left=True, ceased=True, parked=False)
-      self.effects.append(
-        learner_events.Leave(
-          reason,
-          done=self.state.done,
-          stopped=stopped,
-          refused=refused,
-          cut_off=cut_off,
-        )
-      )
+      leave = learner_events.Leave(reason, done=self.state.done, **why)
+      self.effects.append(leave)

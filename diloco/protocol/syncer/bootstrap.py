@@ -54,7 +54,7 @@ def _introduce(state: SyncerState, learner: int):
   donors = [
     (m, state.members[m].incarnation)
     for m in sorted(state.members.live)
-    if not why_unlike(state.members[m], member)
+    if state.members[m].partition == member.partition
   ]
   donors = [donor for donor in donors if donor not in member.tried]
   if not donors:
@@ -77,24 +77,16 @@ def _introduce(state: SyncerState, learner: int):
   state.send(donor, request)
 
 
-def _busy(state: SyncerState) -> set[tuple[int, int]]:
+def _busy(state: SyncerState) -> set[tuple[int, int] | None]:
   """Returns the sessions that are giving their state to a newcomer."""
-  return {x.donor for x in state.members.values() if x.donor is not None}
-
-
-def why_unlike(donor: Member, newcomer: Member) -> str:
-  """Returns why a donor's state does not fit a newcomer; '' if it does."""
-  if donor.partition == newcomer.partition:
-    return ''
-  return 'no live peer has the same hosts and mesh'
+  return {x.donor for x in state.members.values()}
 
 
 def _why_none(state: SyncerState, member: Member) -> str:
   if member.tried:
     return f'no live peer is left, {len(member.tried)} failed'
-  live = (state.members[m] for m in state.members.live)
-  unlike = (why_unlike(each, member) for each in live)
-  return next(filter(None, unlike), 'no peer')
+  unlike = 'no live peer has the same hosts and mesh'
+  return unlike if state.members.live else 'no peer'
 
 
 def on_state_offered(

@@ -8,10 +8,9 @@ its reason.
 import typing
 from collections.abc import Iterable
 
-from diloco.protocol.round_policy import RoundPolicy
+from diloco.protocol.round_policy import RoundPolicy, Verdict
 from diloco.protocol.syncer import offers, recovery
 from diloco.protocol.syncer.state import HeldOffer, Round, Stage, SyncerState
-from diloco.protocol.values import Value
 
 
 def why_over(state: SyncerState, round_: Round) -> str | None:
@@ -21,8 +20,9 @@ def why_over(state: SyncerState, round_: Round) -> str | None:
   """
   if state.finishing:
     return _why_over_at_last(state, round_)
-  decision = candidates(state, round_).decide(quorum_now(state))
-  if not decision.reached:
+  found = candidates(state, round_)
+  enough = found.enough(quorum_now(state))
+  if not enough.holds:
     # This applies in GRACE, too: a learner of the quorum may have died since.
     collect_again(round_)
     return None
@@ -33,7 +33,7 @@ def why_over(state: SyncerState, round_: Round) -> str | None:
     round_.quorum_at_s = state.now
     round_.closes_at_s = state.now + _grace_s(state)
   return state.policy.why_over(
-    state.now, round_.closes_at_s, not decision.complete, decision.reason
+    state.now, round_.closes_at_s, not found.complete, enough.reason
   )
 
 
@@ -206,14 +206,6 @@ def why_not(
   return offers.why_void(offer, candidate.merged, version, policy.config)
 
 
-class MergeDecision(Value):
-  """Says if the learners that a round can merge now suffice."""
-
-  reached: bool
-  complete: bool  # There is no other learner to wait for.
-  reason: str
-
-
 class Candidates:
   """Counts the candidates of a due round as they change.
 
@@ -267,15 +259,15 @@ class Candidates:
     ):
       self._awaited.add(learner)
 
-  def decide(self, quorum: int) -> MergeDecision:
-    """Decides on the quorum: K admissible offers, K ≤ live learners.
+  @property
+  def complete(self) -> bool:
+    """True if there is no other learner to wait for."""
+    return not self._awaited
 
-    Args:
-      quorum: K as it is now.
-    """
+  def enough(self, quorum: int) -> Verdict:
+    """Says if those admitted suffice: K of them, K ≤ live learners."""
     if not self._all:
-      return MergeDecision(False, False, 'no live learner')
+      return Verdict(False, 'no live learner')
     # A leaving learner is included, but the round does not close for it alone.
-    enough = len(self._live_admitted if self._live else self.admitted)
-    reached = self._policy.enough(enough, len(self._live), quorum)
-    return MergeDecision(reached.holds, not self._awaited, reached.reason)
+    offers = len(self._live_admitted if self._live else self.admitted)
+    return self._policy.enough(offers, len(self._live), quorum)

@@ -99,7 +99,8 @@ class Syncer:
   def _absorb(self, learner: int, message: object):
     """Has the module that owns a message's subject check it and take it in.
 
-    A session that breaks the protocol ends.
+    If the message breaks the protocol, that module says how, and the session
+    ends.
     """
     state, broken = self._state, None
     match message:

@@ -87,8 +87,6 @@ def take_last_offers(state: SyncerState, round_: Round):
   It makes no further offer: steps that came while the older offer was being
   pulled would be lost. Once the round merges, it is too late.
   """
-  if round_.stage is not Stage.PULLING:
-    return
   for learner in sorted(state.members.leaving & round_.pulls.keys()):
     member, admitted = state.members[learner], round_.pulls[learner]
     held = member.offers.get(round_.fragment)
@@ -115,8 +113,6 @@ def give_up_late(state: SyncerState, round_: Round):
 
   Nothing more is pulled from such a learner until it speaks again.
   """
-  if round_.stage is not Stage.PULLING:
-    return
   for learner in _waits(state, round_).late(state.now):
     admitted = round_.pulls[learner]
     waited_s = state.now - round_.pull_began_s
@@ -256,20 +252,17 @@ def _transfer_time(state: SyncerState, learner: int) -> TransferTime:
 
 def _measure(state: SyncerState, learner: int, nbytes: int, took_s: float):
   state.resting.pop(learner, None)
-  time = _transfer_time(state, learner).add(nbytes, took_s)
-  _set_transfer_time(state, learner, time)
+  state.transfers[learner] = _transfer_time(state, learner).add(nbytes, took_s)
+  state.touched.add(learner)
 
 
 def _note_failure(
   state: SyncerState, learner: int, nbytes: int, waited_s: float
 ):
   time, knob = _transfer_time(state, learner), state.config.patience
-  time = timeouts.after_pull_failed(time, nbytes, waited_s, knob)
-  _set_transfer_time(state, learner, time)
-
-
-def _set_transfer_time(state: SyncerState, learner: int, time: TransferTime):
-  state.transfers[learner] = time
+  state.transfers[learner] = timeouts.after_pull_failed(
+    time, nbytes, waited_s, knob
+  )
   state.touched.add(learner)
 
 
@@ -419,24 +412,10 @@ def _awaited_pull(
   admitted = round_.pulls.get(learner)
   if admitted is None:
     return None
-  return awaited_pull(
-    _transfer_time(state, learner),
-    admitted.held.offer.payload.nbytes,
-    None if learner in round_.pulled else round_.pull_began_s,
-    state.config.patience,
-  )
-
-
-def awaited_pull(
-  time: TransferTime, nbytes: int, began_s: float | None, patience: float
-) -> AwaitedPull:
-  """Returns the facts about a contribution.
-
-  Args:
-    time: its learner's transfer time.
-    began_s: when the pull began; None: its bytes are here.
-  """
+  time = _transfer_time(state, learner)
+  nbytes, knob = admitted.held.offer.payload.nbytes, state.config.patience
   late_at_s = None
-  if began_s is not None:
-    late_at_s = began_s + timeouts.pull_max_s(time, nbytes, patience)
+  if learner not in round_.pulled:
+    limit_s = timeouts.pull_max_s(time, nbytes, knob)
+    late_at_s = round_.pull_began_s + limit_s
   return AwaitedPull(time.usual_s(nbytes), time.failed, late_at_s)

@@ -6,7 +6,6 @@ that owns its subject says why.
 """
 
 import math
-from collections.abc import Mapping
 
 from diloco.protocol import messages, outliers, timeouts
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
@@ -31,23 +30,13 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     state.record('refused', hello.learner, 'a second hello while it lives')
     return
   account = state.accounts.get(hello.learner, LearnerAccount())
-  never = why_refused(
-    hello,
-    state.run,
-    state.fingerprints,
-    tuple(state.versions),
-    state.knows_less,
-  )
-  reason = never or why_not_now(hello, account)
-  if reason is not None:
-    reason = messages.brief(reason)
-    session = hello.learner, hello.incarnation
-    old = never is None and hello.incarnation <= account.incarnation
+  if never := why_refused(state, hello):
+    _refuse(state, hello, never, final=True)
+    return
+  if reason := why_not_now(hello, account):
+    old = hello.incarnation <= account.incarnation
     newest = account.incarnation if old else -1
-    refusal = messages.Refusal(reason, never is not None, newest)
-    state.record('refused', hello.learner, reason)
-    state.emit(syncer_events.Send(*session, refusal))
-    state.emit(syncer_events.EndSession(*session, reason))
+    _refuse(state, hello, reason, final=False, newest=newest)
     return
   if hello.learner in state.members:
     end_session(state, hello.learner, 'a newer incarnation took its place')
@@ -62,8 +51,7 @@ def on_hello(state: SyncerState, hello: messages.Hello):
   state.members[hello.learner] = Member(
     hello.incarnation,
     heard_s=state.now,
-    silent_at_s=state.now
-    + timeouts.silence_max_s(Ema(), state.config.patience),
+    silent_at_s=state.now + timeouts.silence_floor_s(state.config.patience),
     versions=hello.versions,
     crcs=hello.crcs,
     partition=hello.partition,
@@ -87,78 +75,62 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     )
   )
   if state.finishing:
-    finish = messages.Finish(state.pace.step, state.last_round)
-    state.send(hello.learner, finish)
+    state.send(
+      hello.learner, messages.Finish(state.pace.step, state.last_round)
+    )
   if state.ended:
-    done = messages.Done(state.pace.step, state.closed_round)
-    state.send(hello.learner, done)
+    state.send(
+      hello.learner, messages.Done(state.pace.step, state.closed_round)
+    )
 
 
 def on_inquiry(state: SyncerState, inquiry: messages.Inquiry):
   """Says if a learner is of another run; it is no session of the machine."""
-  session = inquiry.learner, inquiry.incarnation
-  reason = why_another_run(inquiry, state.run, state.fingerprints)
-  if reason is not None:
-    reason = messages.brief(reason)
-    state.record('refused', inquiry.learner, reason)
-    refusal = messages.Refusal(reason, final=True)
-    state.emit(syncer_events.Send(*session, refusal))
-  state.emit(syncer_events.EndSession(*session, reason or 'answered'))
+  if reason := _why_another_run(state, inquiry):
+    _refuse(state, inquiry, reason, final=True)
+  else:
+    session = inquiry.learner, inquiry.incarnation
+    state.emit(syncer_events.EndSession(*session, 'answered'))
 
 
-def why_another_run(
-  asks: messages.Hello | messages.Inquiry,
-  run: str,
-  fingerprints: Mapping[str, str],
+def _refuse(
+  state: SyncerState, opening: messages.Opening, reason: str, **fields
+):
+  """Ends a stream with a refusal; `fields` are those of `Refusal`."""
+  reason = messages.brief(reason)
+  session = opening.learner, opening.incarnation
+  state.record('refused', opening.learner, reason)
+  refusal = messages.Refusal(reason, **fields)
+  state.emit(syncer_events.Send(*session, refusal))
+  state.emit(syncer_events.EndSession(*session, reason))
+
+
+def _why_another_run(
+  state: SyncerState, opening: messages.Opening
 ) -> str | None:
-  """Returns why a learner is not of this run; None if it is.
-
-  Args:
-    asks: what the learner says of itself.
-    run: name of the syncer's run.
-    fingerprints: hashes of that run's config, layout and data.
-  """
-  if asks.protocol != messages.PROTOCOL_VERSION:
+  """Returns why a learner is not of this run; None if it is."""
+  ours, theirs = state.fingerprints, opening.fingerprints
+  if opening.protocol != messages.PROTOCOL_VERSION:
     return (
-      f'protocol {asks.protocol}, this syncer speaks '
+      f'protocol {opening.protocol}, this syncer speaks '
       f'{messages.PROTOCOL_VERSION}'
     )
-  if asks.run != run:
-    return f'run {asks.run!r}, this syncer serves {run!r}'
-  if asks.learner < 0:
-    return f'learner id {asks.learner}, must be at least 0'
-  differing = sorted(
-    key
-    for key in {*fingerprints, *asks.fingerprints}
-    if fingerprints.get(key) != asks.fingerprints.get(key)
-  )
-  return (
-    '; '.join(
-      f'another {key}: {asks.fingerprints.get(key)}, the run has '
-      f'{fingerprints.get(key)}'
-      for key in differing
-    )
-    or None
-  )
+  if opening.run != state.run:
+    return f'run {opening.run!r}, this syncer serves {state.run!r}'
+  if opening.learner < 0:
+    return f'learner id {opening.learner}, must be at least 0'
+  differing = [
+    f'another {key}: {theirs.get(key)}, the run has {ours.get(key)}'
+    for key in sorted({*ours, *theirs})
+    if ours.get(key) != theirs.get(key)
+  ]
+  return '; '.join(differing) or None
 
 
-def why_refused(
-  hello: messages.Hello,
-  run: str,
-  fingerprints: Mapping[str, str],
-  versions: tuple[int, ...],
-  knows_less: bool,
-) -> str | None:
-  """Returns why a `Hello` is refused for good; None if it is not.
-
-  Args:
-    run: name of the syncer's run.
-    fingerprints: hashes of that run's config, layout and data.
-    versions: the syncer's version of each fragment.
-    knows_less: True if this process has merged nothing yet; a learner may then
-      know of later rounds than its ledger.
-  """
-  if reason := why_another_run(hello, run, fingerprints):
+def why_refused(state: SyncerState, hello: messages.Hello) -> str | None:
+  """Returns why a `Hello` is refused for good; None if it is not."""
+  versions = state.versions
+  if reason := _why_another_run(state, hello):
     return reason
   if not len(hello.versions) == len(hello.crcs) == len(versions):
     return (
@@ -168,7 +140,7 @@ def why_refused(
   if min(hello.versions) < 0:
     return f'version {min(hello.versions)} of a fragment'
   ahead = [p for p, v in enumerate(hello.versions) if v > versions[p]]
-  if ahead and not knows_less:
+  if ahead and not state.knows_less:
     p = ahead[0]
     return (
       f'version {hello.versions[p]} of fragment {p}, this syncer has only '
@@ -375,24 +347,22 @@ def end_session(state: SyncerState, learner: int, reason: str):
 
 
 def strike(state: SyncerState, learner: int, reason: str) -> bool:
-  """Counts a refused contribution; returns True on a quarantine."""
-  account = state.accounts[learner]
-  account = changed(account, strikes=account.strikes + 1)
-  state.accounts[learner] = account
-  if account.strikes < outliers.STRIKES_MAX:
+  """Counts a refused contribution; returns True on a quarantine.
+
+  That ends the session; only a process that starts clean may come back.
+  """
+  strikes = state.accounts[learner].strikes + 1
+  state.accounts[learner] = changed(state.accounts[learner], strikes=strikes)
+  if strikes < outliers.STRIKES_MAX:
     return False
-  reason = f'{account.strikes} contributions refused, the last: {reason}'
-  quarantine(state, learner, reason)
-  return True
-
-
-def quarantine(state: SyncerState, learner: int, reason: str):
-  """Ends the session; only a process that starts clean may come back."""
-  reason = messages.brief(reason)
+  reason = messages.brief(
+    f'{strikes} contributions refused, the last: {reason}'
+  )
   state.accounts[learner] = changed(state.accounts[learner], quarantined=reason)
   state.record('quarantined', learner, reason)
   state.send(learner, messages.Quarantine(reason))
   end_session(state, learner, f'quarantined: {reason}')
+  return True
 
 
 # Silence ---------------------------------------------------------------------
@@ -423,27 +393,19 @@ def silence_deadlines(state: SyncerState) -> list[float]:
   """
   if state.finish_at_s is not None or state.ended or not state.members:
     return []
-  knob = state.config.patience
-  return [
-    state.now + timeouts.look_s(knob),
-    state.members.silent_at_s(),
-  ]
+  look_s = timeouts.look_s(state.config.patience)
+  return [state.now + look_s, state.members.silent_at_s()]
 
 
 def give_up_silent(state: SyncerState):
   """Ends the sessions whose deadline has passed."""
-  if state.finish_at_s is not None or state.ended:
+  over = state.finish_at_s is not None or state.ended
+  if over or state.now < state.members.silent_at_s():
     return
-  if state.now < state.members.silent_at_s():
-    return
-  silent = [
-    learner
-    for learner, member in state.members.items()
-    if state.now >= member.silent_at_s
-  ]
-  for learner in silent:
-    reason = f'silent for {silence_max_s(state, learner):.2f} s'
-    end_session(state, learner, reason)
+  for learner, member in list(state.members.items()):
+    if state.now >= member.silent_at_s:
+      reason = f'silent for {silence_max_s(state, learner):.2f} s'
+      end_session(state, learner, reason)
 
 
 def excuse_silence(state: SyncerState, away_s: float):
