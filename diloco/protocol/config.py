@@ -87,11 +87,6 @@ class ProtocolConfig(Value):
     assert round_ >= 1, f'rounds start at 1: {round_=}'
     return (round_ - 1) % self.fragments
 
-  def version_after(self, round_: int) -> int:
-    """The version that `fragment_of(round_)` has once `round_` closed."""
-    assert round_ >= 1, f'rounds start at 1: {round_=}'
-    return (round_ - 1) // self.fragments + 1
-
   def versions_at(self, closed_round: int) -> tuple[int, ...]:
     """Versions of all fragments once rounds 1 … `closed_round` closed."""
     whole, rest = divmod(closed_round, self.fragments)

@@ -333,7 +333,7 @@ class LearnerStage:
   ):
     self._handle += 1
     p = self._config.fragment_of(round)
-    version = self._config.version_after(round)
+    version = self._config.versions_at(round)[p]
     step = round * self._config.spacing_steps if step is None else step
     yield self._heard(
       messages.Update(

@@ -82,7 +82,11 @@ class Learner:
     updates.fetch_next(self._core)
     self._say_alive()
     if learner_bootstrap.begin_when_complete(self._core):
-      self._begin()
+      if self._core.state.last_round is None:
+        begin = learner_events.Begin(self._core.state.position)
+        self._core.effects.append(begin)
+      else:
+        offers.hand_in(self._core)
     self._go_on_if_parked()
     self._leave_when_done()
     leaving.leave_in_time(self._core)
@@ -112,16 +116,6 @@ class Learner:
   def global_step(self) -> int:
     """The global step t, as this learner knows it, for schedules."""
     return self._core.state.global_step
-
-  @property
-  def lag_versions(self) -> int:
-    """The number of announced versions that θ has not taken in yet."""
-    return sum(f.coming - f.base for f in self._core.state.fragments)
-
-  @property
-  def closed_known(self) -> int:
-    """The newest round that is known to be closed."""
-    return self._core.state.closed_known
 
   def snapshot(self) -> LearnerState:
     """Returns an immutable copy of the state."""
@@ -201,7 +195,7 @@ class Learner:
       case messages.Update():
         updates.on_update(self._core, message)
       case messages.Skipped():
-        updates.on_skipped(self._core, message)
+        updates.on_closed(self._core, message)
       case messages.Postponed():
         self._core.set_fragment(message.fragment, postponed=True)
       case messages.FullFragment():
@@ -217,9 +211,8 @@ class Learner:
       case messages.Finish():
         self._core.set(last_round=message.last_round)
         if self._core.state.connected and not self._core.state.settled:
-          learner_bootstrap.go_on_alone(
-            self._core
-          )  # Its next step needs no more.
+          # Its next step needs no more.
+          learner_bootstrap.go_on_alone(self._core)
       case messages.Done():
         self._core.set(done=True)
       case _:
@@ -235,14 +228,6 @@ class Learner:
     self._core.send(messages.Goodbye('run is over'))
     self._core.leave('run is over')
 
-  def _begin(self):
-    """Starts training, as bootstrap is complete."""
-    if self._core.state.last_round is None:
-      begin = learner_events.Begin(self._core.state.position)
-      self._core.effects.append(begin)
-    else:
-      offers.hand_in(self._core)
-
   # Inner steps --------------------------------------------------------------
 
   def _on_boundary(self, tokens: int):
@@ -251,20 +236,20 @@ class Learner:
       return  # The loop does not know yet; that step will not be used.
     assert state.began and not state.ceased, f'a step out of turn: {state}'
     assert not state.parked, f'a step while waiting: {state}'
-    self._core.set(
-      step=state.step + 1,
-      tokens=state.tokens + tokens,
-    )
+    self._core.set(step=state.step + 1, tokens=state.tokens + tokens)
+    if not self._at_boundary():
+      offers.offer(self._core)
+    self._core.set(parked=not self._core.state.ceased and self._waits())
+
+  def _at_boundary(self) -> bool:
+    """Does what may be done at any boundary; returns True if it ceases."""
     updates.apply_received(self._core)
     learner_bootstrap.donate(self._core)
-    if state.last_round is not None:
+    if self._core.state.last_round is not None:
       offers.hand_in(self._core)
-      return
-    if state.leave_at_s is not None:
+    elif self._core.state.leave_at_s is not None:
       offers.leave_at_boundary(self._core)
-      return
-    offers.offer(self._core)
-    self._core.set(parked=self._waits())
+    return self._core.state.ceased
 
   def _on_completed(self, event: learner_events.Completed):
     step = self._core.state.completed_step + 1
@@ -312,13 +297,7 @@ class Learner:
     """Performs at the boundary where it waits what has become possible."""
     if not self._core.state.parked:
       return
-    updates.apply_received(self._core)
-    learner_bootstrap.donate(self._core)
-    if self._core.state.last_round is not None:
-      offers.hand_in(self._core)
-    elif self._core.state.leave_at_s is not None:
-      offers.leave_at_boundary(self._core)
-    elif self._core.state.again_rounds:
+    if not self._at_boundary() and self._core.state.again_rounds:
       offers.offer(self._core)
     self._core.set(parked=not self._core.state.ceased and self._waits())
 

@@ -7,7 +7,6 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import leaving
 from diloco.protocol.learner.state import HALF_STEP, MADE_MAX, Core, Made, View
-from diloco.protocol.values import Value
 
 # A first offer merged this many own steps later was made too early. If an
 # offer can be refreshed before the next is due, up to two steps more are
@@ -25,39 +24,33 @@ NEARLY_A_STEP = 0.9
 FIRST_OFFERS_MAX = 2
 
 
-class OfferContext(Value):
-  """The knowledge on which a learner decides about an offer."""
-
-  t: float  # As estimated by the learner.
-  closed_known: int  # The newest round that it knows to be closed.
-  last_offered: int  # The newest round that it made a new offer for.
-  lead: int  # In steps of t.
-  refreshes: bool = False  # An earlier round can use a newer copy now.
-
-
-class NextOffer(Value):
-  """The round to offer for now for the first time, if any."""
-
-  round: int | None
-  reason: str
-
-
-def next_offer(standing: OfferContext, config: ProtocolConfig) -> NextOffer:
-  """Chooses round r at the first boundary at which t reaches r·s − lead.
+def next_offer(
+  config: ProtocolConfig,
+  t: float,
+  closed_known: int,
+  last_offered: int,
+  lead: int,
+  refreshes: bool = False,
+) -> int | None:
+  """Returns round r at the first boundary at which t reaches r·s − lead.
 
   At the in-flight limit the learner does not wait: it keeps training, and
   refreshes what it has on offer.
+
+  Args:
+    t: as estimated by the learner.
+    closed_known: the newest round that it knows to be closed.
+    last_offered: the newest round that it made a first offer for.
+    lead: in steps of t.
+    refreshes: True if an earlier round can use a newer copy now.
   """
-  round_ = max(standing.closed_known, standing.last_offered) + 1
-  limit = open_max(standing.lead, config)
-  if round_ > standing.closed_known + limit:
-    return NextOffer(None, f'{limit} rounds in flight')
-  at = round_ * config.spacing_steps - standing.lead
-  rare = config.spacing_steps > 1 and not standing.refreshes
+  round_ = max(closed_known, last_offered) + 1
+  if round_ > closed_known + open_max(lead, config):
+    return None
+  at = round_ * config.spacing_steps - lead
+  rare = config.spacing_steps > 1 and not refreshes
   early = NEARLY_A_STEP if rare else HALF_STEP
-  if standing.t < at - early:
-    return NextOffer(None, f'round {round_} at {at}, now {standing.t:.1f}')
-  return NextOffer(round_, f'round {standing.closed_known} closed')
+  return round_ if t >= at - early else None
 
 
 def refreshed_round(
@@ -145,39 +138,30 @@ def offer(core: Core):
   offered = 0
   while offered < FIRST_OFFERS_MAX and _offer_next(core):
     offered += 1
-  if not offered:
-    refresh(core)
+  if not offered and (round_ := _to_refresh(core)) is not None:
+    _snapshot(core, round_)
 
 
 def _offer_next(core: Core) -> bool:
   """Makes the next round's first offer, if it is time for it."""
   state = core.state
-  choice = next_offer(
-    OfferContext(
-      t=state.view.at(state.step),
-      closed_known=state.closed_known,
-      last_offered=state.last_offered,
-      lead=state.lead,
-      refreshes=_to_refresh(core, state.step) is not None,
-    ),
+  round_ = next_offer(
     core.config,
+    state.view.at(state.step),
+    state.closed_known,
+    state.last_offered,
+    state.lead,
+    refreshes=_to_refresh(core) is not None,
   )
-  if choice.round is None or not _snapshot(core, choice.round):
+  if round_ is None or not _snapshot(core, round_):
     return False
-  core.set(last_offered=choice.round)
+  core.set(last_offered=round_)
   return True
 
 
-def refresh(core: Core):
-  """Offers a newer copy for the first open round that can use it."""
-  round_ = _to_refresh(core, core.state.step)
-  if round_ is not None:
-    _snapshot(core, round_)
-
-
-def _to_refresh(core: Core, step: int) -> int | None:
+def _to_refresh(core: Core) -> int | None:
   """Returns the open round whose offer gets a newer copy, if any."""
-  state, rounds = core.state, []
+  state, step, rounds = core.state, core.state.step, []
   for round_ in range(state.closed_known + 1, state.last_offered + 1):
     fragment = state.fragments[core.config.fragment_of(round_)]
     crowded = fragment.unanswered(state.incarnation) >= UNANSWERED_MAX
@@ -205,16 +189,10 @@ def _snapshot(core: Core, round_: int) -> bool:
   if not fragment.can_be_offered(state.step, stale_max):
     return False
   c_steps = state.step - fragment.from_step
-  handle = state.handles + 1
   c_tokens = state.tokens - fragment.from_tokens
-  made = Made(
-    handle,
-    state.incarnation,
-    fragment.base,
-    state.step,
-    state.tokens,
-    c_tokens,
-  )
+  handle = state.handles + 1
+  session, base = state.incarnation, fragment.base
+  made = Made(handle, session, base, state.step, state.tokens, c_tokens)
   offers = (*fragment.offers, made)[-MADE_MAX:]
   core.effects.append(
     learner_events.Snapshot(
@@ -222,7 +200,7 @@ def _snapshot(core: Core, round_: int) -> bool:
       keep=tuple(x.handle for x in offers),
       round=round_,
       fragment=p,
-      base_version=fragment.base,
+      base_version=base,
       c_steps=c_steps,
       c_tokens=c_tokens,
       step=state.step,
@@ -242,17 +220,17 @@ def leave_at_boundary(core: Core):
   first = core.state.closed_known + 1
   for round_ in range(first, max(first, core.state.last_offered) + 1):
     _offer_last(core, round_)
-  core.effects += [learner_events.SayLeaving(), learner_events.Cease()]
-  core.set(ceased=True, parked=False)
+  _cease(core, learner_events.SayLeaving())
 
 
 def hand_in(core: Core):
   """Offers every fragment once more for its last round, then ceases."""
   _offer_last_rounds(core)
-  core.effects += [
-    learner_events.HandIn(core.state.last_round),
-    learner_events.Cease(),
-  ]
+  _cease(core, learner_events.HandIn(core.state.last_round))
+
+
+def _cease(core: Core, say: learner_events.Effect):
+  core.effects += [say, learner_events.Cease()]
   core.set(ceased=True, parked=False)
 
 

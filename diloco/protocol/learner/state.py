@@ -46,23 +46,20 @@ class View(Value):
   def closed(self, late_steps: int) -> 'View':
     """Returns the view after a round closed `late_steps` after it was due."""
     more = RATE_WEIGHT * (max(late_steps, 0) - self.late_steps)
-    return dataclasses.replace(self, late_steps=self.late_steps + more)
+    return changed(self, late_steps=self.late_steps + more)
 
   def moved(self, step: int, own_step: int) -> 'View':
     """Returns the view after an update: t was `step` at `own_step`."""
     t_steps, own_steps = step - self.step, own_step - self.own_step
+    at = changed(self, step=step, own_step=own_step)
     if t_steps <= 0 or own_steps < 0:
-      return dataclasses.replace(self, step=step, own_step=own_step)
-    if self.t_steps == 0.0:
+      return at
+    if self.t_steps == 0.0:  # The first sample.
       if own_steps == 0:
-        return dataclasses.replace(self, step=step, own_step=own_step)
-      return dataclasses.replace(
-        self, step=step, own_step=own_step, t_steps=t_steps, own_steps=own_steps
-      )
-    return dataclasses.replace(
-      self,
-      step=step,
-      own_step=own_step,
+        return at
+      return changed(at, t_steps=t_steps, own_steps=own_steps)
+    return changed(
+      at,
       t_steps=self.t_steps + RATE_WEIGHT * (t_steps - self.t_steps),
       own_steps=self.own_steps + RATE_WEIGHT * (own_steps - self.own_steps),
     )
@@ -235,14 +232,6 @@ class Fragment(Value):
     return tuple(x for x in self.offers if x.handle not in handles)
 
 
-class PendingDonation(Value):
-  """A newcomer that waits for this learner's state."""
-
-  learner: int
-  incarnation: int
-  versions: tuple[int, ...]  # Versions that θ must include before.
-
-
 class LearnerState(Value):
   """All that the machine knows, as a value to compare, save and restore."""
 
@@ -275,7 +264,7 @@ class LearnerState(Value):
   again_rounds: tuple[int, ...] = ()  # To be offered again, ascending.
   view: View = dataclasses.field(default=View())  # Of t.
   asking: tuple[int, ...] = ()  # Fragments with an `ask_at_s`, ascending.
-  donations: tuple[PendingDonation, ...] = ()  # That are asked for.
+  donations: tuple[messages.Donate, ...] = ()  # That are asked for.
   giving: tuple[int, int] | None = None  # The newcomer being served.
   # Offers of this session, made as it ceased.
   last_offers: tuple[LastOffer, ...] = ()

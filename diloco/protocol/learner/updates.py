@@ -25,7 +25,7 @@ def on_update(core: Core, update: messages.Update):
   """Notes a closed round, what it means for offers, and queues its update."""
   _adapt_lead(core, update)
   _note_merged(core, update)
-  _on_closed(core, update)
+  on_closed(core, update)
   p = update.fragment
   fragment = core.state.fragments[p]
   core.set(link=core.state.link.announced(core.state.now))
@@ -40,11 +40,6 @@ def on_update(core: Core, update: messages.Update):
     _expect(core, update)
   else:
     want(core, p, f'missed version {fragment.coming + 1}')
-
-
-def on_skipped(core: Core, skipped: messages.Skipped):
-  """Notes a round that closed without an update; offers remain valid."""
-  _on_closed(core, skipped)
 
 
 def on_full_fragment(core: Core, message: messages.FullFragment):
@@ -167,8 +162,11 @@ def on_retired(core: Core, retired: messages.Retired):
       core.set_fragment(p, offers=rest)
 
 
-def _on_closed(core: Core, message: messages.Update | messages.Skipped):
-  """Updates the estimate of t from the syncer's view at the close."""
+def on_closed(core: Core, message: messages.Update | messages.Skipped):
+  """Updates the estimate of t from the syncer's view at a round's close.
+
+  If that was without an update, offers remain valid.
+  """
   own_step = message.reported_step or core.state.completed_step
   due_step = message.round * core.config.spacing_steps
   view = core.state.view.moved(message.step, own_step)

@@ -182,19 +182,20 @@ def _shares(
     offer, step_s = offered[m], admitted.step_s
     # 0 if the offer came later.
     age_s = max(0.0, round_.pull_began_s - admitted.held.arrived_s)
-    share = syncer_events.Share(
-      learner=m,
-      incarnation=admitted.incarnation,
-      weight=weights[m],
-      handle=offer.payload.handle,
-      age_s=age_s,
-      age_steps=age_s / step_s if step_s else 0.0,
-      base_version=offer.base_version,
-      c_steps=offer.c_steps,
-      c_tokens=offer.c_tokens,
-      step=offer.step,
+    shares.append(
+      syncer_events.Share(
+        learner=m,
+        incarnation=admitted.incarnation,
+        weight=weights[m],
+        handle=offer.payload.handle,
+        age_s=age_s,
+        age_steps=age_s / step_s if step_s else 0.0,
+        base_version=offer.base_version,
+        c_steps=offer.c_steps,
+        c_tokens=offer.c_tokens,
+        step=offer.step,
+      )
     )
-    shares.append(share)
   return tuple(shares)
 
 

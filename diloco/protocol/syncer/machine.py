@@ -152,11 +152,6 @@ class Syncer:
     return self._state.pace.step
 
   @property
-  def sync_s(self) -> float:
-    """ξ_sync now, in seconds: the time to pull, merge and send back."""
-    return collecting.sync_s(self._state)
-
-  @property
   def whole(self) -> bool:
     """True unless a fragment of Θ is lost, as after a restart."""
     return not self._state.lost

@@ -170,13 +170,12 @@ class Members(dict[int, Member]):
       self[learner] = member
 
   def __setitem__(self, learner: int, member: Member):
-    before = self.get(learner)
-    highest = next(reversed(self), learner)
+    is_new, highest = learner not in self, next(reversed(self), learner)
     super().__setitem__(learner, member)
-    if learner < highest and before is None:
+    if is_new and learner < highest:
       self._sort()
     self._touched.add(learner)
-    self._index(learner, before, member)
+    self._index(learner, member)
     if member.silent_at_s < self._look_s.get(learner, math.inf):
       self._look_s[learner] = member.silent_at_s
       heapq.heappush(self._looks, (member.silent_at_s, learner))
@@ -203,9 +202,7 @@ class Members(dict[int, Member]):
       heapq.heapreplace(self._looks, (deadline_s, learner))
     return math.inf
 
-  def _index(self, learner: int, before: Member | None, member: Member):
-    if before is not None and _same_indices(before, member):
-      return
+  def _index(self, learner: int, member: Member):
     for index, is_in in self._indices(member):
       if is_in:
         index.add(learner)
@@ -228,17 +225,6 @@ class Members(dict[int, Member]):
     self.clear()
     for learner, member in members:
       super().__setitem__(learner, member)
-
-
-def _same_indices(one: Member, other: Member) -> bool:
-  """Returns True if both belong to the same indices of `Members`."""
-  return (
-    one.ready is other.ready
-    and one.leaving is other.leaving
-    and one.straggler is other.straggler
-    and one.seeks_since_s is other.seeks_since_s
-    and one.handed_in is other.handed_in
-  )
 
 
 class LearnerAccount(Value):
