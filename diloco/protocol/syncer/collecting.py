@@ -229,18 +229,11 @@ class Candidates:
     self._due_step = 0 if last else round_ * policy.config.spacing_steps
     self._all: set[int] = set()
     self._live: set[int] = set()  # All but those that are leaving.
-    self._live_admitted: set[int] = set()
     self._awaited: set[int] = set()  # Live ones that hold the window open.
 
   def put(self, learner: int, candidate: Candidate | None):
     """Counts a learner as it is now; None: it is no candidate."""
-    for each in (
-      self._all,
-      self._live,
-      self.admitted,
-      self._live_admitted,
-      self._awaited,
-    ):
+    for each in self._all, self._live, self.admitted, self._awaited:
       each.discard(learner)
     if candidate is None:
       return
@@ -251,8 +244,6 @@ class Candidates:
     if candidate.clock is None:
       return
     self._live.add(learner)
-    if blocked is None:
-      self._live_admitted.add(learner)
     offered = candidate.held and candidate.held.offer.round
     if self._policy.awaits(
       self._round, self._due_step, candidate.clock, offered
@@ -269,5 +260,5 @@ class Candidates:
     if not self._all:
       return Verdict(False, 'no live learner')
     # A leaving learner is included, but the round does not close for it alone.
-    offers = len(self._live_admitted if self._live else self.admitted)
-    return self._policy.enough(offers, len(self._live), quorum)
+    admitted = self.admitted & self._live if self._live else self.admitted
+    return self._policy.enough(len(admitted), len(self._live), quorum)

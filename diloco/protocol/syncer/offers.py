@@ -25,8 +25,10 @@ def on_offer(
   broken = _broken_rule(state, offer)
   if broken or learner not in state.members.live:
     return broken or 'an offer from one that does not count'
-  superseded = state.members[learner].offers.get(offer.fragment)
-  _keep(state, learner, HeldOffer(offer, state.now))
+  kept = state.members[learner].offers  # The newest per fragment: at most P.
+  superseded = kept.get(offer.fragment)
+  new = {offer.fragment: HeldOffer(offer, state.now)}
+  state.change(learner, offers={**kept, **new})
   if superseded and not is_pulling(state, learner, superseded):
     state.retire(learner, superseded.offer.payload.handle)
   discard_void(state, learner, offer.fragment)
@@ -55,12 +57,6 @@ def _broken_rule(state: SyncerState, offer: messages.Offer) -> str | None:
   return None
 
 
-def _keep(state: SyncerState, learner: int, held: HeldOffer):
-  """Keeps the newest offer per fragment: at most P of them."""
-  offers = {**state.members[learner].offers, held.offer.fragment: held}
-  state.change(learner, offers=offers)
-
-
 def forget(state: SyncerState, learner: int, held: HeldOffer):
   """Forgets an offer, unless a newer one has taken its place."""
   offers, fragment = state.members[learner].offers, held.offer.fragment
@@ -70,14 +66,11 @@ def forget(state: SyncerState, learner: int, held: HeldOffer):
 
 
 def use_up(
-  state: SyncerState,
-  learner: int,
-  admitted: AdmittedOffer,
-  pulled: bool = False,
+  state: SyncerState, learner: int, admitted: AdmittedOffer, pulled=False
 ):
   """Drops an offer whose pull is over: it can be pulled only once."""
   forget(state, learner, admitted.held)
-  state.retire(learner, admitted.held.offer.payload.handle, pulled)
+  state.retire(learner, admitted.handle, pulled)
 
 
 # Offers that can no longer be merged -----------------------------------------
@@ -169,8 +162,7 @@ def drop_pull(state: SyncerState, round_: Round, learner: int):
   """Takes a contribution out of a round; its bytes are no longer wanted."""
   admitted = round_.pulls.get(learner)
   if admitted is not None:
-    handle = admitted.held.offer.payload.handle
-    pull = round_.number, learner, admitted.incarnation, handle
+    pull = round_.number, learner, admitted.incarnation, admitted.handle
     state.emit(syncer_events.CancelPull(*pull))
   leave_out(state, round_, learner)
 

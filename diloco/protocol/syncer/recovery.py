@@ -17,7 +17,7 @@ fragment waits for that. A run starts once all shards are there, and does not
 end while one is missing.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from diloco.protocol import messages, timeouts
 from diloco.protocol.syncer import events as syncer_events
@@ -60,27 +60,18 @@ def knows_more(state: SyncerState, hello: messages.Hello) -> bool:
   return any(v > state.versions[p] for p, v in enumerate(hello.versions))
 
 
-def adopt(state: SyncerState, hello: messages.Hello):
-  """Adopts the learner's versions as those that the run has reached.
+def adopt(
+  state: SyncerState, learner: int, told: Mapping[int, tuple[int, int | None]]
+):
+  """Adopts what a learner or a shard (−1) knows as what the run has reached.
 
   All sessions must have ended, since their learners were told of older
   versions.
+
+  Args:
+    told: version and CRC by fragment; None where the CRC is not known.
   """
   assert state.knows_less and not state.members, f'{state.members}'
-  told = {p: (v, hello.crcs[p]) for p, v in enumerate(hello.versions)}
-  _adopt(state, hello.learner, told)
-
-
-def adopt_held(state: SyncerState, newer: Sequence[syncer_events.Held]):
-  """Adopts the versions kept by a shard whose lead has lost its ledger."""
-  assert state.knows_less and not state.members, f'{state.members}'
-  _adopt(state, -1, {x.fragment: (x.version, None) for x in newer})
-
-
-def _adopt(
-  state: SyncerState, learner: int, told: Mapping[int, tuple[int, int | None]]
-):
-  """Adopts `told`, version and CRC by fragment, as the run's state."""
   known = (
     (v - 1) * state.config.fragments + p + 1 for p, (v, _) in told.items()
   )
@@ -138,19 +129,14 @@ def ask(state: SyncerState):
       lost = state.lost[p] = _question(state, p, lost)
       heard = set(lost.questioned) <= set(lost.answered)
     # Alone: every session has said what it has.
-    over = late or (lost.alone and heard and bool(state.members))
-    version = lost.version
-    holders = _holders(state, p, lost, version)
-    if not holders and over and heard:
-      version = _newest_elsewhere(state, p, lost)
-      holders = _holders(state, p, lost, version)
+    over = heard and (late or (lost.alone and bool(state.members)))
+    version, holders = _holders(state, p, lost, older=over)
     free = [session for session in holders if session not in busy]
     if free:
       busy.add(free[0])
       state.lost[p] = changed(lost, asked=free[0])
-      request = messages.DonateFragment(p, version)
-      state.send(free[0][0], request)
-    elif over and heard and not holders:
+      state.send(free[0][0], messages.DonateFragment(p, version))
+    elif over and not holders:
       _go_on_with_less(state, p, f'{lost.held}', None)
 
 
@@ -180,14 +166,21 @@ def _all_are_here(state: SyncerState) -> bool:
 
 
 def _holders(
-  state: SyncerState, p: int, lost: LostFragment, version: int
-) -> list[tuple[int, int]]:
-  """Returns the sessions that can donate that version, in ascending id."""
-  return [
-    (m, x.incarnation)
+  state: SyncerState, p: int, lost: LostFragment, older: bool
+) -> tuple[int, list[tuple[int, int]]]:
+  """Returns a version, and the sessions that can donate it, in ascending id.
+
+  Args:
+    older: True if the newest version that there is will do.
+  """
+  held = {
+    (m, x.incarnation): x.versions[p]
     for m, x in sorted(state.members.items())
-    if x.versions[p] == version > lost.held and _may_donate(state, m, p, lost)
-  ]
+    if lost.held < x.versions[p] <= lost.version
+    and _may_donate(state, m, p, lost)
+  }
+  version = max(held.values(), default=lost.held) if older else lost.version
+  return version, [session for session, v in held.items() if v == version]
 
 
 def _may_donate(
@@ -200,18 +193,6 @@ def _may_donate(
   if member.versions[p] == lost.version and lost.crc is not None:
     return member.crcs[p] == lost.crc
   return not state.accounts[learner].quarantined  # There is only its own word.
-
-
-def _newest_elsewhere(state: SyncerState, p: int, lost: LostFragment) -> int:
-  """Returns the newest version that a session may still donate, or the one
-  here.
-  """
-  versions = [
-    x.versions[p]
-    for m, x in state.members.items()
-    if x.versions[p] < lost.version and _may_donate(state, m, p, lost)
-  ]
-  return max([lost.held, *versions])
 
 
 def _go_on_with_less(
@@ -289,7 +270,7 @@ def on_taken(state: SyncerState, event: syncer_events.FragmentTaken):
     return
   p, version = event.fragment, lost.offered.version
   state.retire(event.learner, lost.offered.payload.handle)
-  if version < lost.version and _holders(state, p, lost, lost.version):
+  if version < lost.version and _holders(state, p, lost, older=False)[1]:
     # A session with the version itself has joined meanwhile: `ask` turns to it.
     state.lost[p] = changed(lost, asked=None, offered=None)
   elif version < lost.version:
@@ -465,7 +446,7 @@ def _give_up(state: SyncerState, number: int, reason: str):
       continue
     offers.forget(state, learner, admitted.held)
     if learner not in pulled:  # Otherwise it was told so already.
-      state.retire(learner, admitted.held.offer.payload.handle)
+      state.retire(learner, admitted.handle)
     state.send(learner, messages.OfferAgain(number, reason))
 
 

@@ -44,7 +44,8 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     for learner in sorted(state.members):
       reason = f'was told of less than learner {hello.learner} knows'
       end_session(state, learner, reason)
-    recovery.adopt(state, hello)
+    known = enumerate(zip(hello.versions, hello.crcs))
+    recovery.adopt(state, hello.learner, dict(known))
   state.accounts[hello.learner] = changed(
     account, incarnation=hello.incarnation
   )
@@ -172,7 +173,9 @@ def on_back(state: SyncerState, event: syncer_events.Back):
     for learner in sorted(state.members):
       reason = 'was told of less than a shard of the syncer has'
       end_session(state, learner, reason)
-    recovery.adopt_held(state, newer)
+    # Its lead has lost its ledger.
+    known = {x.fragment: (x.version, None) for x in newer}
+    recovery.adopt(state, -1, known)
   recovery.on_back(state, event)
 
 

@@ -41,6 +41,14 @@ class AdmittedOffer(Value):
   held: HeldOffer
   step_s: float = 0.0  # ξ_step of the learner when its pull began; 0: unknown.
 
+  @property
+  def handle(self) -> int:
+    return self.held.offer.payload.handle
+
+  @property
+  def nbytes(self) -> int:
+    return self.held.offer.payload.nbytes
+
 
 @dataclasses.dataclass
 class Round:
@@ -450,7 +458,6 @@ class SyncerState:
     """Tells a learner that it may release one of its offers.
 
     Args:
-      handle: the offer's handle.
       pulled: True if a round has its bytes and may merge them.
     """
     self.send(learner, messages.Retired((handle,), pulled))
