@@ -133,16 +133,14 @@ class RoundPolicy:
     """Returns True if only clocks that have reached a round give it offers."""
     return ADMISSIONS[self.config.admission].waits_for_clock
 
-  def admits(self, clock: int | None, due_step: int) -> Verdict:
-    """Says if a learner's clock lets its offer into a round.
+  def admits(self, clock: int | None, due_step: int) -> bool:
+    """Returns True if a learner's clock lets its offer into a round.
 
     Args:
       clock: its pace clock; None: it is leaving.
       due_step: at which the round is due; 0 in a run's finish.
     """
-    if self.waits_for_clock() and clock is not None and clock < due_step:
-      return Verdict(False, f'clock {clock} before step {due_step}')
-    return Verdict(True, '')
+    return not self.waits_for_clock() or clock is None or clock >= due_step
 
   def window_s(
     self, step_s: float | None, quorum_s: float, sync_s: float

@@ -191,21 +191,6 @@ def _rests(state: SyncerState, learner: int) -> bool:
   )
 
 
-def why_not(
-  candidate: Candidate, due_step: int, version: int, policy: RoundPolicy
-) -> str | None:
-  """Returns why a candidate's offer can't be merged now; None if it can."""
-  if candidate.held is None:
-    return 'no offer'
-  offer = candidate.held.offer
-  if offer.c_steps < 1:
-    return 'no step since its base'
-  admitted = policy.admits(candidate.clock, due_step)
-  if not admitted.holds:
-    return admitted.reason
-  return offers.why_void(offer, candidate.merged, version, policy.config)
-
-
 class Candidates:
   """Counts the candidates of a due round as they change.
 
@@ -237,17 +222,21 @@ class Candidates:
       each.discard(learner)
     if candidate is None:
       return
+    clock, held, merged = candidate
+    offer = held and held.offer
+    policy, due_step = self._policy, self._due_step
     self._all.add(learner)
-    blocked = why_not(candidate, self._due_step, self.version, self._policy)
-    if blocked is None:
+    if (
+      offer is not None
+      and offer.c_steps >= 1
+      and policy.admits(clock, due_step)
+      and not offers.why_void(offer, merged, self.version, policy.config)
+    ):
       self.admitted.add(learner)
-    if candidate.clock is None:
+    if clock is None:
       return
     self._live.add(learner)
-    offered = candidate.held and candidate.held.offer.round
-    if self._policy.awaits(
-      self._round, self._due_step, candidate.clock, offered
-    ):
+    if policy.awaits(self._round, due_step, clock, offer and offer.round):
       self._awaited.add(learner)
 
   @property
