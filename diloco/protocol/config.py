@@ -16,14 +16,10 @@ class Blending(Value):
   """The traits of a blend that the machines act on.
 
   `numerics.blend` computes the blend itself.
-
-  Attributes:
-    mixes: True if it leaves a share of θ, the configuration's α, beside Θ_p.
-    carries: True if progress made since the merged copy stays in θ.
   """
 
-  mixes: bool = False
-  carries: bool = False
+  mixes: bool = False  # It leaves a share of θ, the key's α, next to Θ_p.
+  carries: bool = False  # Progress made since the merged copy stays in θ.
 
 
 BLENDS = {

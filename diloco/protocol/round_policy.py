@@ -41,13 +41,9 @@ QUORUM_RULES = {'offers': count_offers}
 
 
 class Admission(Value):
-  """The rule that says which offers a round takes.
+  """The rule that says which offers a round takes."""
 
-  Attributes:
-    waits_for_clock: True if a learner's pace clock must have reached the round.
-  """
-
-  waits_for_clock: bool
+  waits_for_clock: bool  # Its learner's pace clock must have reached the round.
 
 
 # 'latest' merges the newest offer of every live learner, 'fresh' only offers of
@@ -119,13 +115,7 @@ class RoundPolicy:
     return max(1, min(self.config.quorum, proven or live))
 
   def enough(self, offers: int, live: int, quorum: int) -> Verdict:
-    """Says if a round may merge so many offers.
-
-    Args:
-      offers: those that it can merge.
-      live: learners that are here to stay.
-      quorum: K as it is now.
-    """
+    """Says if a round may merge so many offers; see `Standing`."""
     rule = QUORUM_RULES[self.config.quorum_rule]
     return rule(Standing(offers, live, quorum))
 
@@ -164,7 +154,6 @@ class RoundPolicy:
     that it is held open for.
 
     Args:
-      round_: the round's number.
       due_step: as in `admits`.
       clock: the learner's pace clock.
       offered: the round that its newest offer is for; None: it has none.
@@ -193,11 +182,7 @@ class RoundPolicy:
   def why_finish_over(
     self, now: float, finish_at_s: float, all_in: bool
   ) -> str | None:
-    """Returns why a last round waits no longer, even below the quorum.
-
-    Args:
-      all_in: whether every learner has handed in its last offers.
-    """
+    """Returns why a last round waits no longer, even below the quorum."""
     if now >= finish_at_s:
       return 'finish, time is over'
     return 'finish, everyone handed in' if all_in else None

@@ -12,8 +12,8 @@ V = typing.TypeVar('V', bound='Value')
 class Value:
   """Makes each class that derives from it a frozen dataclass.
 
-  `flax.struct.PyTreeNode` does the same. Messages, events and effects are
-  values, and what they derive from says which they are.
+  As flax's PyTreeNode does. Messages, events and effects are values, and what
+  they derive from says which they are.
   """
 
   def __init_subclass__(cls, **options):

@@ -121,21 +121,6 @@ class Learner:
     """Returns an immutable copy of the state."""
     return self._core.state
 
-  @classmethod
-  def restore(
-    cls,
-    config: ProtocolConfig,
-    run: str,
-    learner: int,
-    fingerprints: Mapping[str, str],
-    snapshot: LearnerState,
-  ) -> 'Learner':
-    """Returns a machine in the state of `snapshot`."""
-    start = Start.from_seed(tuple(f.crc for f in snapshot.fragments))
-    machine = cls(config, run, learner, fingerprints, start)
-    machine._core.state = snapshot
-    return machine
-
   # The session --------------------------------------------------------------
 
   def _on_disconnected(self, event: learner_events.Disconnected):
@@ -188,8 +173,7 @@ class Learner:
       case messages.AskFragment(fragment=p):
         fragment = self._core.state.fragments[p]
         self._core.send(messages.FragmentHeld(p, fragment.host, fragment.crc))
-      case messages.DonateFragment():
-        p = message.fragment
+      case messages.DonateFragment(fragment=p):
         held = self._core.state.fragments[p].host
         self._core.effects.append(learner_events.DonateFragment(p, held))
       case messages.Update():
@@ -221,12 +205,10 @@ class Learner:
   def _leave_when_done(self):
     """Leaves after the last update, when the host holds the final Θ."""
     state = self._core.state
-    if not state.done or state.left:
-      return
-    if not all(f.complete for f in state.fragments):
-      return
-    self._core.send(messages.Goodbye('run is over'))
-    self._core.leave('run is over')
+    complete = all(f.complete for f in state.fragments)
+    if state.done and not state.left and complete:
+      self._core.send(messages.Goodbye('run is over'))
+      self._core.leave('run is over')
 
   # Inner steps --------------------------------------------------------------
 

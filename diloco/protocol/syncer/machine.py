@@ -212,16 +212,3 @@ class Syncer:
     syncer._state.resume(ledger)
     recovery.begin(syncer._state, held, crcs)
     return syncer
-
-  @classmethod
-  def restore(
-    cls,
-    config: ProtocolConfig,
-    run: str,
-    fingerprints: Mapping[str, str],
-    snapshot: SyncerSnapshot,
-  ) -> 'Syncer':
-    """Returns a machine in the state of `snapshot`."""
-    syncer = cls(config, run, fingerprints)
-    syncer._state.load(snapshot)
-    return syncer

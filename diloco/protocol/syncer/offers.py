@@ -144,7 +144,6 @@ def why_void(
   """Returns why an offer can never be merged any more; None if it can.
 
   Args:
-    offer: the offer of a learner.
     merged: that learner's merged steps on the fragment.
     version: the fragment's version at the syncer.
   """

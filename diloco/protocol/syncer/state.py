@@ -153,22 +153,15 @@ class Members(dict[int, Member]):
   Args:
     members: the sessions to begin with.
     touched: a set to which every learner is added whose session changes.
-
-  Attributes:
-    live: learners that count.
-    leaving: learners that make no more steps.
-    straggling: learners with a pull that no round waits for.
-    seeking: newcomers that wait for a donor.
-    handed_in: learners that were told to finish, and have.
   """
 
   def __init__(self, members: Mapping[int, Member], touched: set[int]):
     super().__init__()
-    self.live: set[int] = set()
-    self.leaving: set[int] = set()
-    self.straggling: set[int] = set()
-    self.seeking: set[int] = set()
-    self.handed_in: set[int] = set()
+    self.live: set[int] = set()  # Learners that count.
+    self.leaving: set[int] = set()  # They make no more steps.
+    self.straggling: set[int] = set()  # With a pull that no round waits for.
+    self.seeking: set[int] = set()  # Newcomers that wait for a donor.
+    self.handed_in: set[int] = set()  # They were told to finish, and have.
     self._touched = touched
     # A heap of (time, learner). Of each learner the earliest entry counts; it
     # may be earlier than the deadline, which rises with every message.
@@ -431,23 +424,11 @@ class SyncerState:
     self, step: int = 0, clocks: Mapping[int, int] | None = None
   ) -> PaceClock:
     config = self.config
-    return PaceClock(
-      config.spacing_steps,
-      config.clock_ahead_max,
-      step,
-      clocks,
-      first=self._first(),
-      moved=self.touched,
-    )
-
-  def _first(self) -> int:
-    """Returns how many learners the run needs to start.
-
-    τ = 0 is synchronous: a learner that compiles first would otherwise close
-    rounds alone, and no two runs would be alike. Later K is at most the number
-    of live learners.
-    """
-    return 1 if self.config.overlap_steps else self.config.quorum
+    # τ = 0 is synchronous: a learner that compiles first would otherwise close
+    # rounds alone, and no two runs would be alike.
+    first = 1 if config.overlap_steps else config.quorum
+    bounds = config.spacing_steps, config.clock_ahead_max
+    return PaceClock(*bounds, step, clocks, first, moved=self.touched)
 
   # Changes ------------------------------------------------------------------
 
