@@ -93,9 +93,16 @@ class SteadyWires:
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
     """Returns when a pull is over; see `Wires`."""
-    del source, cargo, fragment
     latency_s = self._latency_s if target == SYNCER else 0.0
-    return now_s + latency_s + self._transfer_s
+    transfer_s = self.transfer_s(source, target, cargo, fragment)
+    return now_s + latency_s + transfer_s
+
+  def transfer_s(
+    self, source: int, target: int, cargo: Cargo, fragment: int
+  ) -> float:
+    """Returns how long the bytes of a pull take."""
+    del source, target, cargo, fragment
+    return self._transfer_s
 
 
 class UnequalWires:
@@ -156,6 +163,19 @@ class UnequalWires:
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
     """Returns when a pull is over; see `Wires`."""
+    transfer_s = self.transfer_s(source, target, cargo, fragment)
+    if self.stall_share and self._random.random() < self.stall_share:
+      transfer_s += self._random.uniform(0.0, self.STALL_S)
+    latency_s = 0.0
+    if target == SYNCER:
+      link = self._links.get(source, USUAL)
+      latency_s = self._latency_s + (link.up_s + link.down_s) / 2
+    return now_s + latency_s + min(transfer_s, self.LONGEST_S)
+
+  def transfer_s(
+    self, source: int, target: int, cargo: Cargo, fragment: int
+  ) -> float:
+    """Returns how long the bytes of a pull take if it does not stall."""
     size = 1.0 if cargo is Cargo.STATE else self._sizes[fragment]
     transfer_s = self._transfer_s * size
     if cargo is Cargo.FRAGMENT:
@@ -166,13 +186,7 @@ class UnequalWires:
       transfer_s *= self._links.get(target, USUAL).down
     for learner in {source, target} & self.throttled.keys():
       transfer_s *= self.throttled[learner]
-    if self.stall_share and self._random.random() < self.stall_share:
-      transfer_s += self._random.uniform(0.0, self.STALL_S)
-    latency_s = 0.0
-    if target == SYNCER:
-      link = self._links.get(source, USUAL)
-      latency_s = self._latency_s + (link.up_s + link.down_s) / 2
-    return now_s + latency_s + min(transfer_s, self.LONGEST_S)
+    return transfer_s
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from diloco.protocol.values import changed
 from diloco.simulator import simulated_syncer
 from diloco.simulator import swarm as simulator_swarm
 from diloco.simulator.invariants import Violation
-from diloco.simulator.scenario import WIDE_FROM
+from diloco.simulator.scenario import BURDENED_FROM, WIDE_FROM
 
 SEEDS = 1500  # Most need one. RARE says where to begin for the others.
 State = syncer_state.SyncerState
@@ -384,7 +384,7 @@ RARE = {
   _says_not_which_is_newest: WIDE_FROM + 76,
   _sets_learners_back: 25,
   _answers_every_request: WIDE_FROM + 24,
-  _fetches_beside_a_donors_state: 835832630032,
+  _fetches_beside_a_donors_state: BURDENED_FROM + 64,
   _lets_the_quarantined_in: 1338,
   _forgets_who_refused_to_be_merged: 760,
 }

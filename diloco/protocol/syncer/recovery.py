@@ -135,9 +135,21 @@ def ask(state: SyncerState):
     if free:
       busy.add(free[0])
       state.lost[p] = changed(lost, asked=free[0])
-      state.send(free[0][0], messages.DonateFragment(p, version))
+      _request(state, free[0][0], p, version)
     elif over and not holders:
       _go_on_with_less(state, p, f'{lost.held}', None)
+
+
+def _request(state: SyncerState, learner: int, p: int, version: int):
+  """Asks for a copy, unless one that was asked for before is on its way.
+
+  A shard may die and be back several times meanwhile, or while this process is
+  stopped; the learner would encode and hold a copy for each.
+  """
+  owes = state.members[learner].owes
+  if p not in owes:
+    state.change(learner, owes=(*owes, p))
+    state.send(learner, messages.DonateFragment(p, version))
 
 
 def _question(state: SyncerState, p: int, lost: LostFragment) -> LostFragment:
@@ -216,6 +228,8 @@ def on_fragment_offered(
   if not 0 <= offered.fragment < state.config.fragments:
     return f'donates fragment {offered.fragment}'
   member = state.members[learner]
+  owes = tuple(p for p in member.owes if p != offered.fragment)
+  state.change(learner, owes=owes)
   session = learner, member.incarnation
   lost = state.lost.get(offered.fragment)
   if lost is None or lost.asked != session or lost.offered is not None:

@@ -142,6 +142,8 @@ class Member(Value):
   way_back_s: Ema = dataclasses.field(default=Ema())  # From merge to its host.
   # Full fragments announced to this session, by fragment.
   full_sent: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  # Fragments of which a copy was asked for and has not been offered.
+  owes: tuple[int, ...] = ()
 
 
 class Members(dict[int, Member]):
