@@ -25,10 +25,8 @@ def on_offer(
   broken = _broken_rule(state, offer)
   if broken or learner not in state.members.live:
     return broken or 'an offer from one that does not count'
-  kept = state.members[learner].offers  # The newest per fragment: at most P.
-  superseded = kept.get(offer.fragment)
-  new = {offer.fragment: HeldOffer(offer, state.now)}
-  state.change(learner, offers={**kept, **new})
+  superseded = state.members[learner].offers.get(offer.fragment)
+  _keep(state, learner, HeldOffer(offer, state.now))
   if superseded and not is_pulling(state, learner, superseded):
     state.retire(learner, superseded.offer.payload.handle)
   discard_void(state, learner, offer.fragment)
@@ -55,6 +53,12 @@ def _broken_rule(state: SyncerState, offer: messages.Offer) -> str | None:
   if offer.c_steps < 0 or offer.c_tokens < 0:
     return f'c_steps={offer.c_steps}, c_tokens={offer.c_tokens}'
   return None
+
+
+def _keep(state: SyncerState, learner: int, held: HeldOffer):
+  """Keeps the newest offer per fragment: at most P of them."""
+  offers = {**state.members[learner].offers, held.offer.fragment: held}
+  state.change(learner, offers=offers)
 
 
 def forget(state: SyncerState, learner: int, held: HeldOffer):
