@@ -8,7 +8,6 @@ The lab has an implementation with real arrays and codecs
 (`diloco/lab/process_arrays.py`).
 """
 
-import dataclasses
 import zlib
 from typing import Any, Protocol
 
@@ -21,7 +20,6 @@ RUN = 'simulated'
 FINGERPRINTS = {'config': 'c', 'layout': 'l', 'data': 'd'}
 
 
-@dataclasses.dataclass(frozen=True)
 class Carried(messages.Payload):
   """A payload with its bytes, which are passed by reference."""
 

@@ -95,7 +95,6 @@ class SimulatedShard:
       )
 
 
-@dataclasses.dataclass(frozen=True)
 class BackFrom(syncer_events.Back):
   """A `Back` with the process that sent it, which the lead talks to from now
   on.

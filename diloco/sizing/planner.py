@@ -32,7 +32,7 @@ from diloco.models.flops import PER_PARAMETER
 from diloco.numerics.block_codec import SCALE_BYTES
 from diloco.numerics.codec import CODECS, bytes_per_value
 from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.grace import grace_window_s
+from diloco.protocol.round_policy import grace_window_s
 from diloco.sizing import memory
 from diloco.sizing.memory import F32_BYTES, SyncerMachine
 
