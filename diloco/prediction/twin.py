@@ -321,7 +321,7 @@ def simulate(
   def lengths(learner: int) -> Callable[[float], float]:
     # Each has its own stream of draws: no learner affects another's.
     rng = random.Random(f'steps of {learner}, {seed}')
-    drawn = StepLengths(step_s[learner], speeds.jitter, 0.0, rng)
+    drawn = StepLengths(step_s[learner], speeds.jitter, rng)
 
     def next_s(now_s: float) -> float:
       slows = learner in stage.slow_learners
