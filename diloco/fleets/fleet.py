@@ -10,7 +10,6 @@ from collections.abc import Callable
 from diloco.fleets.failures import Death, FaultEvents
 from diloco.fleets.speeds import Speeds
 from diloco.fleets.tally import LearnerCount, Tally
-from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.ages import total as ages_total
 from diloco.protocol.config import ProtocolConfig
 from diloco.simulator.cluster import Cluster, ClusterOptions
@@ -41,27 +40,33 @@ class LinkUse:
 
 @dataclasses.dataclass(frozen=True)
 class FleetResult:
-  """The result of a simulation."""
+  """The result of a simulation; `tally` has the counts behind it."""
 
   until_s: float  # Simulated time.
   # Number of learners, present or not, that goodput is relative to.
   allocated: int
-  learners: dict[int, LearnerCount]  # Counts by id.
-  rounds: int  # Number of merged rounds.
   spacing_steps: int  # s.
-  uptime: float  # Share of the time in which at least one learner stepped.
-  grace_s: float  # Mean of the rounds' grace windows.
   links: tuple[LinkUse, ...]  # The links that were used.
-  tally: Tally  # Everything else, for timelines.
-  events: int  # Number of events of all machines.
+  tally: Tally
+
+  @property
+  def learners(self) -> dict[int, LearnerCount]:
+    """Counts by id."""
+    return dict(sorted(self.tally.learners.items()))
+
+  @property
+  def rounds(self) -> int:
+    return self.tally.rounds
 
   @property
   def goodput(self) -> float:
-    """Goodput by `metrics.goodput`, of slices: missing capacity counts as
-    idle.
-    """
-    works = self.tally.works()
-    return metrics_goodput.share(works, self.allocated, 0.0, self.until_s)
+    """Goodput by `metrics.goodput`, of slices: a missing one counts as idle."""
+    return self.tally.goodput(self.allocated, self.until_s)
+
+  @property
+  def uptime(self) -> float:
+    """Share of the time in which at least one learner stepped."""
+    return self.tally.uptime(self.until_s)
 
   @property
   def pace(self) -> float:
@@ -69,56 +74,32 @@ class FleetResult:
     most = max((c.steps for c in self.learners.values()), default=0)
     return self.rounds * self.spacing_steps / most if most else 0.0
 
-  @property
-  def merges_per_hour(self) -> float:
-    return 3600.0 * self.rounds / self.until_s
-
-  @property
-  def steps(self) -> int:
-    return sum(c.steps for c in self.learners.values())
-
   def participation(self, learner: int) -> float:
     """Returns the share of the rounds that included the learner."""
-    return self.learners[learner].merged / self.rounds if self.rounds else 0.0
+    return self.tally.participation(learner) or 0.0
 
   def staleness(self, learner: int) -> float:
-    """Returns how many versions its merged offers' bases were behind, on
-    average.
-    """
+    """Returns how many versions its merged offers' bases were behind, mean."""
     count = self.learners[learner]
     return count.staleness / count.merged if count.merged else 0.0
 
   def record(self) -> dict[str, float | None]:
     """Returns the figures that tables show, by name."""
-    taken = [self.participation(m) for m in self.learners]
-    merged = sum(count.merged for count in self.learners.values())
-    staleness = sum(count.staleness for count in self.learners.values())
-    ages = ages_total(count.ages for count in self.learners.values())
+    counts = self.learners.values()
+    merged = sum(count.merged for count in counts)
+    staleness = sum(count.staleness for count in counts)
+    ages = ages_total(count.ages for count in counts)
     return {
       'goodput': self.goodput,
       'uptime': self.uptime,
       'pace': self.pace,
-      'steps': self.steps,
-      'merges_per_hour': self.merges_per_hour,
-      'grace_s': self.grace_s,
-      'participation': statistics.fmean(taken),
-      'participation_least': min(taken),
+      'merges_per_hour': 3600.0 * self.rounds / self.until_s,
+      'grace_s': self.tally.grace_s / self.rounds if self.rounds else 0.0,
+      'participation': statistics.fmean(map(self.participation, self.learners)),
       'staleness': staleness / merged if merged else None,
       'age': ages.mean_steps,
       'old': ages.old_share,
-      'learner_out_gbps': statistics.fmean(self._gbps('out', False, 'mean')),
-      'learner_in_gbps': statistics.fmean(self._gbps('in', False, 'mean')),
-      'syncer_in_peak_gbps': max(self._gbps('in', True, 'peak')),
-      'syncer_out_peak_gbps': max(self._gbps('out', True, 'peak')),
     }
-
-  def _gbps(self, direction: str, of_syncer: bool, rate: str) -> list[float]:
-    """Returns mean or peak of the links that were used; [0] if none was."""
-    return [
-      getattr(use, f'{rate}_bps') / 1e9
-      for use in self.links
-      if use.direction == direction and (use.process == SYNCER) == of_syncer
-    ] or [0.0]
 
 
 class DecoupledFleet:
@@ -181,8 +162,6 @@ class DecoupledFleet:
         sim.at(at_s, lambda m=learner, x=share: self._set_capacity(m, x))
     for death in fault_events.deaths:
       self._schedule_death(death)
-    for arrival in fault_events.arrivals:
-      sim.at(arrival.at_s, lambda m=arrival.learner: self.join(m))
 
   def join(self, learner: int):
     """Starts a learner's process, which says hello."""
@@ -212,21 +191,16 @@ class DecoupledFleet:
     for learner in self.cluster.learners:
       tally.count(learner)
     return FleetResult(
-      until_s=until_s,
-      allocated=allocated,
-      learners=dict(sorted(tally.learners.items())),
-      rounds=tally.rounds,
-      spacing_steps=self._config.spacing_steps,
-      uptime=tally.stepping.measure_s(until_s) / until_s,
-      grace_s=tally.grace_s / tally.rounds if tally.rounds else 0.0,
-      links=tuple(
+      until_s,
+      allocated,
+      self._config.spacing_steps,
+      tuple(
         LinkUse(
           process, way, meter.bits_until(until_s) / until_s, meter.peak_bps
         )
         for (process, way), meter in self.links.meters().items()
       ),
-      tally=tally,
-      events=tally.events,
+      tally,
     )
 
   # What befalls it -----------------------------------------------------------
@@ -280,17 +254,15 @@ def run(
   until_s: float,
   timeline_s: float = 0.0,
 ) -> FleetResult:
-  """Runs a whole simulation; learners without an `Arrival` start at 0.
+  """Runs a whole simulation, whose learners all start at 0.
 
   Args:
     config: `config.learners` are allocated all the time.
     timeline_s: events before this time are kept for a picture.
   """
   decoupled = DecoupledFleet(config, fleet, network, seed, timeline_s)
-  late = {arrival.learner for arrival in fault_events.arrivals}
   for learner in range(config.learners):
-    if learner not in late:
-      decoupled.join(learner)
+    decoupled.join(learner)
   decoupled.schedule(fault_events)
   decoupled.run(until_s)
   return decoupled.outcome(config.learners)

@@ -25,15 +25,15 @@ from diloco.models.flops import StepFlops, step_flops
 from diloco.models.kinds import sizes_of
 from diloco.numerics.mesh_partition import Partition
 from diloco.numerics.payload import cut_bytes
-from diloco.run.spec import RunSpec
+from diloco.run.spec import RunSpec, make_run_spec
 from diloco.sizing import memory
 from diloco.sizing.memory import SyncerMachine, count, in_bytes, rounds
+from diloco.sizing.planner import MFU
 
 FIRST = 0  # What devices hold alike, the first host sends for all.
 OUT_OF_MEMORY = 'RESOURCE_EXHAUSTED'
 EXCHANGING = ('snapshot', 'blend', 'overwrite')  # Names of programs.
 WIDTH = 80  # Columns of the text.
-MFU = 0.4  # What well-tuned dense training reaches.
 # libtpu asks the machine's metadata server where it runs, and writes logs,
 # unless told; what it compiles for is said by name. It opens no chip here, so
 # another process may have them.
@@ -291,17 +291,34 @@ class Estimate:
     return chip is None or self.chip_memory.total <= chip.hbm_bytes
 
 
-def on_slice(run_spec: RunSpec, of: Topology, compiler: str = '') -> Estimate:
-  """Estimates for a slice that need not exist here.
+def of_config(
+  config: run_config.RunConfig, topology: str | None, compiler: str = ''
+) -> Estimate:
+  """Estimates a learner for a slice that need not be here, or for what is.
 
-  Call it before jax has opened a device.
+  Call it before jax has opened a device. The text of the run is not read.
+
+  Args:
+    topology: name of the slice; None: the devices of this process.
 
   Raises:
-    ConfigError: the mesh does not use all of its chips.
+    ConfigError: there is no such slice, or the mesh does not use all of it.
     NoCompiler: the requested compiler is not available here.
     DoesNotFit: the learner does not fit on a chip.
   """
-  mesh = run_spec.config.mesh
+  if topology is None:
+    hardware.check(os.environ)
+    hardware.check_backend(os.environ, jax.default_backend())
+    run_config.check_devices(config, jax.local_device_count())
+    run_spec, devices = make_run_spec(config, reads_text=False), jax.devices()
+    kind = devices[0].device_kind
+    device = _compiled(run_spec, devices)
+    where = f'the {len(devices)} devices that are here, of kind {kind!r}'
+    compiler = f'the compiler of {jax.default_backend()!r}'
+    chip = hardware.chip_of(kind)
+    return _estimate(run_spec, device, device.partition, where, compiler, chip)
+  of, mesh = hardware.topology(topology), config.mesh
+  run_spec = make_run_spec(config, reads_text=False)
   sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
   hardware.check_fits(of, mesh.devices, sizes)
   found = described(of, compiler)
@@ -315,21 +332,6 @@ def on_slice(run_spec: RunSpec, of: Topology, compiler: str = '') -> Estimate:
     f'{of.chips_per_host} a host'
   )
   return _estimate(run_spec, device, partition, where, found.compiler, of.chip)
-
-
-def on_devices(run_spec: RunSpec) -> Estimate:
-  """Estimates for the devices of this process.
-
-  Raises:
-    DoesNotFit: the learner does not fit on one of them.
-  """
-  devices = jax.devices()
-  kind = devices[0].device_kind
-  device = _compiled(run_spec, devices)
-  chip = hardware.chip_of(kind)
-  where = f'the {len(devices)} devices that are here, of kind {kind!r}'
-  compiler = f'the compiler of {jax.default_backend()!r}'
-  return _estimate(run_spec, device, device.partition, where, compiler, chip)
 
 
 def _compiled(run_spec: RunSpec, devices) -> Device:

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of studies: fleet, network, speeds, the paper's figures."""
+"""The inputs of studies: fleet, network, the paper's figures."""
 
 import dataclasses
-import random
 
 from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import fleet, speeds, traffic
 from diloco.fleets.failures import FaultEvents
 from diloco.fleets.fleet import Fleet, FleetResult
-from diloco.fleets.speeds import Speeds
-from diloco.fleets.synchronous import GroupExchange
 from diloco.numerics.codec import bytes_per_value
 from diloco.simulator.network import Network
 
@@ -109,46 +106,3 @@ def decoupled(
     until_s,
     timeline_s,
   )
-
-
-def lockstep_speeds(
-  config: SimulationConfig, groups: int, seed: int
-) -> list[Speeds]:
-  """Returns the speed of each group of a program in lock-step."""
-  found = fleet_of(config, groups)
-  return [
-    Speeds(
-      step_s,
-      found.jitter,
-      random.Random(f'steps of {group}, seed {seed}'),
-    )
-    for group, step_s in enumerate(found.step_s)
-  ]
-
-
-def exchange_of(
-  config: SimulationConfig, streams: bool, groups: int
-) -> GroupExchange:
-  """Returns the exchange that groups in lock-step wait for.
-
-  An exchange is the bytes of all parameters, or of the largest fragment, up and
-  down a group's link and all groups' through the syncer's, and a round trip.
-  Encoding and merging are left out: all chips share in them.
-
-  Args:
-    streams: streaming DiLoCo, otherwise synchronous DiLoCo.
-    groups: number of groups that share the syncer's link.
-  """
-  protocol = config.protocol
-  network = network_of(config)
-  of_all = max if streams else sum
-  bits = 8 * (of_all(network.up_bytes) + of_all(network.down_bytes))
-  transfer_s = max(
-    bits / network.learner_bps, groups * bits / network.syncer_bps
-  )
-  exchange_s = transfer_s + 2 * network.latency_s
-  if streams:
-    return GroupExchange(
-      protocol.spacing_steps, protocol.overlap_steps, exchange_s
-    )
-  return GroupExchange(protocol.sync_every_steps, 0, exchange_s)

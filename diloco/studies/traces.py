@@ -4,13 +4,12 @@
 import dataclasses
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import failures
 from diloco.fleets.failures import Death, FaultEvents, Interruption, Stall
 from diloco.fleets.systems import Recovery
-from diloco.simulator.network import SYNCER
 
 # A drawn fleet has been at it for so many times the mean repair and pause: at
 # the start, slices are away, and some learners stand.
@@ -103,45 +102,20 @@ def standing(
 
 
 def fault_events(
-  every: Sequence[LearnerTrace],
-  recovery: Recovery,
-  config: FailuresConfig,
-  seed: int,
-  until_s: float,
+  every: Sequence[LearnerTrace], recovery: Recovery
 ) -> FaultEvents:
-  """Returns the faults for Decoupled DiLoCo, including its syncer's.
+  """Returns the faults for Decoupled DiLoCo.
 
   For learners that restart, each reconfiguration, with fewer slices or with
   more, is a death; the next process bootstraps after the pause.
   """
-  deaths = _syncer_deaths(config, seed, until_s)
-  suspensions: Mapping[int, tuple[Stall, ...]] = {
-    m: one.stops for m, one in enumerate(every)
-  }
-  if recovery.dies:
-    deaths += [
-      Death(m, stop.begin_s, stop.end_s)
-      for m, one in enumerate(every)
-      for stop in one.stops
-    ]
-    suspensions = {}
-  return FaultEvents(
-    suspensions=suspensions,
-    capacities={m: one.capacities for m, one in enumerate(every)},
-    deaths=tuple(deaths),
+  capacities = {m: one.capacities for m, one in enumerate(every)}
+  if not recovery.dies:
+    stops = {m: one.stops for m, one in enumerate(every)}
+    return FaultEvents(stops, capacities)
+  deaths = tuple(
+    Death(m, stop.begin_s, stop.end_s)
+    for m, one in enumerate(every)
+    for stop in one.stops
   )
-
-
-def _syncer_deaths(
-  config: FailuresConfig, seed: int, until_s: float
-) -> list[Death]:
-  """Draws the syncer's deaths; it can't die while it is away."""
-  outage = failures.make('constant', config.syncer_outage_s)
-  drawn_ones = failures.draw(
-    1 / (3600 * config.syncer_mtbi_hours),
-    until_s,
-    outage,
-    random.Random(f'deaths of the syncer, seed {seed}'),
-  )
-  away = failures.waiting(drawn_ones, 0.0, until_s)
-  return [Death(SYNCER, stop.begin_s, stop.end_s) for stop in away]
+  return FaultEvents(capacities=capacities, deaths=deaths)

@@ -112,17 +112,16 @@ def test_a_file_without_failures_is_a_quiet_cluster(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('', r'csv:1: no column at_s, chip, repair_s; .* and names none'),
-    ('at_s,chip\n', r'csv:1: no column repair_s; .* and names at_s, chip'),
-    ('at_s,chip,repair_s\n1,2,3\nx,2,3\n', r"csv:3: at_s='x': must be a num"),
-    ('at_s,chip,repair_s\n1,2\n', r'csv:2: repair_s=None: must be a number'),
+    ('', r'csv:1: the first line must name at_s, chip, repair_s'),
+    ('at_s,chip\n', r'csv:1: the first line must name repair_s'),
+    ('at_s,chip,repair_s\n1,2,3\nx,2,3\n', r"csv:3: at_s='x': must be fin"),
+    ('at_s,chip,repair_s\n1,2\n', r'csv:2: repair_s=None: must be finite'),
     ('at_s,chip,repair_s\n1,2,nan\n', r"csv:2: repair_s='nan': .* finite"),
     ('at_s,chip,repair_s\n1,2,inf\n', r"csv:2: repair_s='inf': .* finite"),
     ('at_s,chip,repair_s\n-1,2,3\n', r"csv:2: at_s='-1': .* at least 0"),
-    ('at_s,chip,repair_s\n1,4,3\n', r"csv:2: chip='4': .* 0 to 3"),
+    ('at_s,chip,repair_s\n1,4,3\n', r"csv:2: chip='4': .* below 4"),
     ('at_s,chip,repair_s\n1,1.5,3\n', r"csv:2: chip='1.5': .* whole number"),
-    ('at_s,chip,repair_s\n1,2,3,4\n', r'csv:2: more values than .* names'),
-    ('at_s,chip,repair_s\n1,2,"3\n', r'csv:2: not CSV'),
+    ('at_s,chip,repair_s\n1,2,3\n1,2,"3\n', r'csv:2: unexpected end'),
   ],
 )
 def test_a_wrong_file_is_named_with_its_line(tmp_path, text, message):
@@ -133,5 +132,5 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path, text, message):
 def test_a_file_that_is_no_text_is_named(tmp_path):
   path = tmp_path / 'cluster.csv'
   path.write_bytes(b'at_s,chip,repair_s\n\xff\xfe\n')
-  with pytest.raises(failures.TraceError, match='not UTF-8 text'):
+  with pytest.raises(failures.TraceError, match="can't decode"):
     failures.read_csv(path, chips=4)

@@ -52,7 +52,6 @@ PLANNED = {
   'diloco.config.hardware',
   'diloco.config.sections',
   'diloco.fleets.systems',
-  'diloco.fleets.traffic',
   'diloco.protocol',
   'diloco.sizing.memory',
   *CODEC_SIZES,
@@ -232,7 +231,6 @@ TABLE = {
     'absl',
     'diloco.learner',
     'diloco.run',
-    'diloco.sizing.dry_runs',
   },
   'diloco/learner/hosts/host_main.py': LOW
   | CONFIG
@@ -285,7 +283,6 @@ TABLE = {
   },
   # Arithmetic, and its text: no jax.
   'diloco/sizing/planner.py': PLANNED | {'diloco.models.flops'},
-  'diloco/sizing/plan_text.py': PLANNED | {'diloco.sizing.planner'},
   # Launchers ask it, too: no jax.
   'diloco/sizing/memory.py': CONFIG
   | {

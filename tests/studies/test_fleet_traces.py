@@ -5,7 +5,6 @@ import pytest
 
 from diloco.config import simulation
 from diloco.fleets.systems import RECOVERIES
-from diloco.simulator.network import SYNCER
 from diloco.studies import traces
 from experiments import goodput as experiments_goodput
 
@@ -76,9 +75,7 @@ def test_who_waits_misses_no_slice():
 def test_elastic_learners_are_suspended():
   config = _config()
   every = _standing(config, 4)
-  befalls = traces.fault_events(
-    every, RECOVERIES['elastic'], config.failures, 0, 600.0
-  )
+  befalls = traces.fault_events(every, RECOVERIES['elastic'])
   assert befalls.suspensions[2] == every[2].stops
   assert befalls.deaths == ()
 
@@ -86,22 +83,8 @@ def test_elastic_learners_are_suspended():
 def test_learners_that_restart_die():
   config = _config()
   every = _standing(config, 4)
-  befalls = traces.fault_events(
-    every, RECOVERIES['restart'], config.failures, 0, 600.0
-  )
+  befalls = traces.fault_events(every, RECOVERIES['restart'])
   assert befalls.suspensions == {}
   assert [(d.at_s, d.back_at_s) for d in befalls.deaths if d.process == 2] == [
     (stop.begin_s, stop.end_s) for stop in every[2].stops
   ]
-
-
-def test_the_syncer_dies_now_and_then():
-  """Once an hour for 100 hours, and stays away for 30 s."""
-  config = _config(syncer_mtbi_hours=1.0)
-  befalls = traces.fault_events(
-    [], RECOVERIES['wait'], config.failures, 0, 360_000.0
-  )
-  assert {death.process for death in befalls.deaths} == {SYNCER}
-  assert 60 < len(befalls.deaths) < 140
-  gaps = zip(befalls.deaths, befalls.deaths[1:])
-  assert all(one.back_at_s <= other.at_s for one, other in gaps)
