@@ -38,72 +38,12 @@ class LinkUse:
   peak_bps: float  # In the busiest window of one inner step.
 
 
-@dataclasses.dataclass(frozen=True)
-class FleetResult:
-  """The result of a simulation; `tally` has the counts behind it."""
-
-  until_s: float  # Simulated time.
-  # Number of learners, present or not, that goodput is relative to.
-  allocated: int
-  spacing_steps: int  # s.
-  links: tuple[LinkUse, ...]  # The links that were used.
-  tally: Tally
-
-  @property
-  def learners(self) -> dict[int, LearnerCount]:
-    """Counts by id."""
-    return dict(sorted(self.tally.learners.items()))
-
-  @property
-  def rounds(self) -> int:
-    return self.tally.rounds
-
-  @property
-  def goodput(self) -> float:
-    """Goodput by `metrics.goodput`, of slices: a missing one counts as idle."""
-    return self.tally.goodput(self.allocated, self.until_s)
-
-  @property
-  def uptime(self) -> float:
-    """Share of the time in which at least one learner stepped."""
-    return self.tally.uptime(self.until_s)
-
-  @property
-  def pace(self) -> float:
-    """Rounds per round that the fastest learner's steps would make due."""
-    most = max((c.steps for c in self.learners.values()), default=0)
-    return self.rounds * self.spacing_steps / most if most else 0.0
-
-  def participation(self, learner: int) -> float:
-    """Returns the share of the rounds that included the learner."""
-    return self.tally.participation(learner) or 0.0
-
-  def staleness(self, learner: int) -> float:
-    """Returns how many versions its merged offers' bases were behind, mean."""
-    count = self.learners[learner]
-    return count.staleness / count.merged if count.merged else 0.0
-
-  def record(self) -> dict[str, float | None]:
-    """Returns the figures that tables show, by name."""
-    counts = self.learners.values()
-    merged = sum(count.merged for count in counts)
-    staleness = sum(count.staleness for count in counts)
-    ages = ages_total(count.ages for count in counts)
-    return {
-      'goodput': self.goodput,
-      'uptime': self.uptime,
-      'pace': self.pace,
-      'merges_per_hour': 3600.0 * self.rounds / self.until_s,
-      'grace_s': self.tally.grace_s / self.rounds if self.rounds else 0.0,
-      'participation': statistics.fmean(map(self.participation, self.learners)),
-      'staleness': staleness / merged if merged else None,
-      'age': ages.mean_steps,
-      'old': ages.old_share,
-    }
-
-
 class DecoupledFleet:
-  """One simulation, as it goes.
+  """One simulation, as it goes, and its figures so far.
+
+  Attributes:
+    tally: counts what happened.
+    learners: counts by id.
 
   Args:
     timeline_s: events before this time are kept for a picture.
@@ -119,7 +59,7 @@ class DecoupledFleet:
   ):
     rng = random.Random(seed)
     self.tally = Tally(timeline_s)
-    self.links = Links(network, window_s=max(fleet.step_s))
+    self._wires = Links(network, window_s=max(fleet.step_s))
     self.cluster = Cluster(
       config,
       Timing(
@@ -133,7 +73,7 @@ class DecoupledFleet:
       observer=self.tally,
       options=ClusterOptions(
         checkpoint_rounds=config.fragments,
-        wires=self.links,
+        wires=self._wires,
         speeds={
           # Each has its own stream of draws: no learner affects another's.
           m: Speeds(step_s, fleet.jitter, random.Random(rng.random())).next_s
@@ -183,25 +123,79 @@ class DecoupledFleet:
     """
     cluster = self.cluster
     cluster.sim.run(until_s, stop=lambda: cluster.ended is not None or stop())
+    self.tally.settle()
 
-  def outcome(self, allocated: int) -> FleetResult:
-    """Returns the result so far, relative to `allocated` learners."""
-    until_s, tally = self.now_s, self.tally
-    tally.settle()
-    for learner in self.cluster.learners:
-      tally.count(learner)
-    return FleetResult(
-      until_s,
-      allocated,
-      self._config.spacing_steps,
-      tuple(
-        LinkUse(
-          process, way, meter.bits_until(until_s) / until_s, meter.peak_bps
-        )
-        for (process, way), meter in self.links.meters().items()
-      ),
-      tally,
+  # Figures -------------------------------------------------------------------
+
+  @property
+  def learners(self) -> dict[int, LearnerCount]:
+    ids = sorted({*self.cluster.learners, *self.tally.learners})
+    return {m: self.tally.count(m) for m in ids}
+
+  @property
+  def steps(self) -> int:
+    return sum(count.steps for count in self.learners.values())
+
+  @property
+  def rounds(self) -> int:
+    """Number of merged rounds."""
+    return self.tally.rounds
+
+  @property
+  def goodput(self) -> float:
+    """Goodput by `metrics.goodput`, of slices: a missing one counts as idle."""
+    return self.tally.goodput(self._config.learners, self.now_s)
+
+  @property
+  def uptime(self) -> float:
+    """Share of the time in which at least one learner stepped."""
+    return self.tally.uptime(self.now_s)
+
+  @property
+  def pace(self) -> float:
+    """Rounds per round that the fastest learner's steps would make due."""
+    most = max((c.steps for c in self.learners.values()), default=0)
+    return self.rounds * self._config.spacing_steps / most if most else 0.0
+
+  @property
+  def links(self) -> tuple[LinkUse, ...]:
+    """The links that were used."""
+    return tuple(
+      LinkUse(
+        process,
+        way,
+        meter.bits_until(self.now_s) / self.now_s,
+        meter.peak_bps,
+      )
+      for (process, way), meter in self._wires.meters().items()
     )
+
+  def participation(self, learner: int) -> float:
+    """Returns the share of the rounds that included the learner."""
+    return self.tally.participation(learner) or 0.0
+
+  def staleness(self, learner: int) -> float:
+    """Returns how many versions its merged offers' bases were behind, mean."""
+    count = self.tally.count(learner)
+    return count.staleness / count.merged if count.merged else 0.0
+
+  def record(self) -> dict[str, float | None]:
+    """Returns the figures that tables show, by name."""
+    counts = self.learners.values()
+    merged = sum(count.merged for count in counts)
+    staleness = sum(count.staleness for count in counts)
+    ages = ages_total(count.ages for count in counts)
+    return {
+      'goodput': self.goodput,
+      'uptime': self.uptime,
+      'pace': self.pace,
+      'merges_per_hour': 3600.0 * self.rounds / self.now_s,
+      'grace_s': self.tally.grace_s / self.rounds if self.rounds else 0.0,
+      'participation': statistics.fmean(map(self.participation, self.learners)),
+      'staleness': staleness / merged if merged else None,
+      'age': ages.mean_steps,
+      'old': ages.old_share,
+    }
 
   # What befalls it -----------------------------------------------------------
 
@@ -253,7 +247,7 @@ def run(
   seed: int,
   until_s: float,
   timeline_s: float = 0.0,
-) -> FleetResult:
+) -> DecoupledFleet:
   """Runs a whole simulation, whose learners all start at 0.
 
   Args:
@@ -265,4 +259,4 @@ def run(
     decoupled.join(learner)
   decoupled.schedule(fault_events)
   decoupled.run(until_s)
-  return decoupled.outcome(config.learners)
+  return decoupled

@@ -6,7 +6,7 @@ import dataclasses
 from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import fleet, speeds, traffic
 from diloco.fleets.failures import FaultEvents
-from diloco.fleets.fleet import Fleet, FleetResult
+from diloco.fleets.fleet import DecoupledFleet, Fleet
 from diloco.numerics.codec import bytes_per_value
 from diloco.simulator.network import Network
 
@@ -89,7 +89,7 @@ def decoupled(
   fault_events: FaultEvents | None = None,
   timeline_s: float = 0.0,
   **protocol,
-) -> FleetResult:
+) -> DecoupledFleet:
   """Runs the real machines on the fleet of a configuration.
 
   Args:

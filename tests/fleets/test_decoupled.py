@@ -74,10 +74,9 @@ def test_a_newcomer_is_merged():
   fleet.run(50.0)
   fleet.join(1)
   fleet.run(100.0)
-  outcome = fleet.outcome(2)
-  assert 45 <= outcome.learners[1].steps <= 50
-  assert outcome.learners[1].peer_bootstraps == 1
-  assert outcome.learners[1].merged >= 40
+  assert 45 <= fleet.learners[1].steps <= 50
+  assert fleet.learners[1].peer_bootstraps == 1
+  assert fleet.learners[1].merged >= 40
 
 
 def test_learners_train_on_without_a_syncer():
