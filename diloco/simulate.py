@@ -20,7 +20,6 @@ from absl import flags as absl_flags
 
 from diloco.config import flags, simulation
 from diloco.config.sections import ConfigError
-from diloco.fleets.failures import TraceError
 from diloco.metrics.run_progress import ProgressLine
 from diloco.pages import page, terminal
 from diloco.pages.parts import ReportPage
@@ -67,10 +66,7 @@ def main(argv) -> int:
 def _study(config, say) -> ReportPage:
   study = importlib.import_module(f'diloco.studies.{config.study.kind}')
   again = shlex.join(['python', '-m', 'diloco.simulate', *flags.arguments()])
-  try:
-    return dataclasses.replace(study.report(config, say), command=again)
-  except (TraceError, FileNotFoundError) as error:
-    raise ConfigError([f'failures.trace: {error}']) from None
+  return dataclasses.replace(study.report(config, say), command=again)
 
 
 def _replay(say) -> ReportPage:

@@ -15,9 +15,7 @@ Look at: goodput by system, recovery and fleet size, next to the paper's.
 
 Command: python -m diloco.simulate --config=experiments/goodput.py
 Variants: goodput.py:quicktest (a few seconds), goodput.py:step_s=1.0,
-  --config.failures.recovery=wait for one of the three,
-  --config.failures.trace=cluster.csv --config.fleet.chips=4096 for the failures
-  of a cluster of your own (columns: diloco/fleets/failures.py).
+  --config.failures.recovery=wait for one of the three.
 """
 
 from experiments import common

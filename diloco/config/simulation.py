@@ -72,7 +72,6 @@ class FailuresConfig(Section):
   # k of the exponentiated Weibull, P(x) = 1 − e^−(x/l)^k; the paper names the
   # distribution, not its parameters: here its power is 1.
   repair_shape: Positive = 1.5
-  trace: str = ''  # CSV of a cluster's failures; '': they are drawn.
 
   def broken_rules(self):
     if unknown := [name for name in self.recoveries if name not in RECOVERIES]:

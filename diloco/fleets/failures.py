@@ -6,17 +6,13 @@ learners are compared on the same failures.
 """
 
 import bisect
-import csv
 import dataclasses
 import heapq
 import math
-import pathlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Repair = Callable[[random.Random], float]  # Draws seconds.
-
-COLUMNS = ('at_s', 'chip', 'repair_s')
 
 
 def make(kind: str, mean_s: float, shape: float = 1.0) -> Repair:
@@ -48,10 +44,6 @@ REPAIRS = {
   'exponential': lambda mean_s, shape: _weibull(mean_s, 1.0),
   'exponentiated_weibull': _weibull,
 }
-
-
-class TraceError(ValueError):
-  """An unreadable record of failures; says where, and what would be right."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,56 +90,6 @@ def of_learner(
   if not 0 <= learner < learners:
     raise ValueError(f'learner={learner}, must be in 0 … {learners - 1}')
   return tuple(i for i in interruptions if int(i.place * learners) == learner)
-
-
-def read_csv(path: str | pathlib.Path, chips: int) -> tuple[Interruption, ...]:
-  """Reads the failures of a user's cluster, in order of time.
-
-  A UTF-8 text file whose first line names its columns, separated by commas.
-  Three are required, in any order; others are ignored. Lines may be in any
-  order of time:
-
-  * `at_s`: seconds from the beginning of the record to the failure;
-  * `chip`: index of the chip, from 0 to chips − 1; chips of one slice, and
-    slices of one learner, are neighbours;
-  * `repair_s`: seconds until its slice could be used again; if it never came
-    back, until the end of the record.
-
-  Raises:
-    TraceError: with the line number, the value, and what would be right.
-    OSError: there is no such file.
-  """
-  found, number = [], 1
-  with open(path, newline='', encoding='utf-8') as file:
-    lines = csv.DictReader(file, strict=True)
-    try:
-      if missing := set(COLUMNS).difference(lines.fieldnames or ()):
-        raise ValueError(
-          f'the first line must name {", ".join(sorted(missing))}'
-        )
-      for line in lines:
-        number = lines.line_num
-        at_s, chip, repair_s = (_number(line, name) for name in COLUMNS)
-        if not (chip.is_integer() and chip < chips):
-          raise ValueError(
-            f'chip={line["chip"]!r}: must be a whole number below {chips}, the '
-            'chips of the cluster'
-          )
-        # The middle of a chip's share, so that rounding can't move it.
-        found.append(Interruption(at_s, (chip + 0.5) / chips, repair_s))
-    except (csv.Error, ValueError) as error:
-      raise TraceError(f'{path}:{number}: {error}') from None
-  return tuple(sorted(found, key=lambda interruption: interruption.at_s))
-
-
-def _number(line: dict, name: str) -> float:
-  try:
-    value = float(line[name])
-  except (TypeError, ValueError):
-    value = math.nan
-  if not 0 <= value < math.inf:
-    raise ValueError(f'{name}={line[name]!r}: must be finite, at least 0')
-  return value
 
 
 # Computes when a group of slices stands still, from its interruptions.

@@ -27,7 +27,7 @@ from diloco.numerics.mesh_partition import Partition
 from diloco.numerics.payload import cut_bytes
 from diloco.run.spec import RunSpec, make_run_spec
 from diloco.sizing import memory
-from diloco.sizing.memory import SyncerMachine, count, in_bytes, rounds
+from diloco.sizing.memory import Memory, SyncerMachine, count, in_bytes, rounds
 from diloco.sizing.planner import MFU
 
 FIRST = 0  # What devices hold alike, the first host sends for all.
@@ -129,29 +129,10 @@ def _by_libtpu(of: Topology) -> Described:
 # The memory of a chip, and the share of a host.
 
 
-@dataclasses.dataclass(frozen=True)
-class ChipMemory:
-  """Bytes on one chip."""
+def chip_memory(device: Device, ahead: int) -> tuple[Memory, ...]:
+  """Returns the memory of a chip of a learner whose programs are compiled.
 
-  parameters: int  # θ.
-  inner_state: int  # The inner optimizer's.
-  batch: int  # Of one step.
-  temporaries: int  # Of the inner step: gradients, activations, copies.
-  code: int  # Of the inner step.
-  # Of the rounds in flight, on their way to the host or, with the blend
-  # 'carry', until their update has come.
-  snapshots: int
-  arrived: int  # Fragments of Θ that wait for their boundary, at most as many.
-  exchange_temporaries: int  # Of the largest snapshot or blend, while it runs.
-
-  @property
-  def total(self) -> int:
-    """Bytes of a step with the exchange in progress, without a donation."""
-    return sum(dataclasses.astuple(self))
-
-
-def chip_memory(device: Device, ahead: int) -> ChipMemory:
-  """Returns the chip memory of a learner whose programs are compiled.
+  That is of a step with the exchange in progress, without a donation.
 
   Args:
     device: for chips, or for their description.
@@ -160,23 +141,32 @@ def chip_memory(device: Device, ahead: int) -> ChipMemory:
   step = device.programs['step'].memory_analysis()
   parameters = shard_bytes(device.params_like)
   inner_state = shard_bytes(device.state_like)
-  given = step.argument_size_in_bytes - parameters - inner_state
+  batch = max(0, step.argument_size_in_bytes - parameters - inner_state)
   # Donated buffers are returned in place; anything else is new.
   fresh = step.output_size_in_bytes - step.alias_size_in_bytes
-  return ChipMemory(
-    parameters=parameters,
-    inner_state=inner_state,
-    batch=max(0, given),
-    temporaries=step.temp_size_in_bytes + fresh,
-    code=step.generated_code_size_in_bytes,
-    **exchange_memory(device.programs, ahead),
-  )
+  exchange = exchange_memory(device.programs, ahead)
+  found = {
+    'parameters, f32': parameters,
+    'inner state': inner_state,
+    'batch, and code of the step': batch + step.generated_code_size_in_bytes,
+    'gradients, activations: XLA temporaries': (
+      step.temp_size_in_bytes + fresh
+    ),
+    # On their way to the host or, with the blend 'carry', until their update
+    # has come.
+    f'snapshots, {rounds(ahead)} in flight': exchange['snapshots'],
+    # They wait for their boundary, at most as many.
+    'fragments of Θ that have arrived': exchange['arrived'],
+    # Of the largest snapshot or blend.
+    'a blend, while it runs': exchange['exchange_temporaries'],
+  }
+  return tuple(Memory(what, '', nbytes) for what, nbytes in found.items())
 
 
 def exchange_memory(
   programs: Mapping[str, jax.stages.Compiled], ahead: int
 ) -> dict[str, int]:
-  """Returns the fields of `ChipMemory` that belong to the exchange."""
+  """Returns the bytes on a chip that belong to the exchange, by name."""
   analyses = {
     name: program.memory_analysis()
     for name, program in programs.items()
@@ -277,7 +267,7 @@ class Estimate:
   compiler: str  # Name of the compiler, in words.
   chip: Chip | None  # Kind of chip; None if unknown.
   parameters: int  # Number of the model's parameters.
-  chip_memory: ChipMemory  # Memory of one chip.
+  chip_memory: tuple[Memory, ...]  # Of one chip.
   share: HostShare  # Share of one host.
   syncer: SyncerMachine
   # FLOPs of a step, by convention; None if not defined.
@@ -285,10 +275,13 @@ class Estimate:
   xla_flops: float  # FLOPs of a step on one chip, as the compiler counts.
 
   @property
+  def chip_bytes(self) -> float:
+    return sum(each.nbytes for each in self.chip_memory)
+
+  @property
   def fits(self) -> bool:
     """False where a chip is known to have less memory."""
-    chip = self.chip
-    return chip is None or self.chip_memory.total <= chip.hbm_bytes
+    return self.chip is None or self.chip_bytes <= self.chip.hbm_bytes
 
 
 def of_config(
@@ -395,29 +388,23 @@ def lines(found: Estimate) -> Iterator[str]:
 
 
 def _chip(found: Estimate) -> Iterator[str]:
-  held, ahead = found.chip_memory, found.config.protocol.inflight_max
+  held, all_ = found.chip_memory, found.chip_bytes
   yield 'memory of a chip'
-  for name, nbytes in {
-    'parameters, f32': held.parameters,
-    'inner state': held.inner_state,
-    'batch, and code of the step': held.batch + held.code,
-    'gradients, activations: XLA temporaries': held.temporaries,
-    f'snapshots, {rounds(ahead)} in flight': held.snapshots,
-    'fragments of Θ that have arrived': held.arrived,
-    'a blend, while it runs': held.exchange_temporaries,
-    'all': held.total,
-  }.items():
-    yield _row(name, nbytes)
+  yield from memory.lines((*held, Memory('all', '', all_)))
   if found.chip is not None:
-    share = held.total / found.chip.hbm_bytes
+    share = all_ / found.chip.hbm_bytes
     fits = 'it fits' if found.fits else 'IT DOES NOT FIT'
     yield (
       f'  {fits}: {100 * share:.0f} % of the {in_bytes(found.chip.hbm_bytes)} '
       f'of a {found.chip.name}'
     )
-  yield _row('more, while a newcomer is given the state', held.inner_state)
-  saved = held.parameters + held.inner_state
-  yield _row('more, if there is room, to save', saved)
+  parameters, inner_state = (each.nbytes for each in held[:2])
+  yield from memory.lines(
+    (
+      Memory('more, to give a newcomer the state', '', inner_state),
+      Memory('more, if there is room, to save', '', parameters + inner_state),
+    )
+  )
 
 
 def _hosts(found: Estimate) -> Iterator[str]:
@@ -476,10 +463,6 @@ def _arithmetic(found: Estimate) -> Iterator[str]:
       f'                  at {100 * MFU:.0f} %: {count(speed)} tokens/s of a '
       f'learner, {flops.tokens / speed:.3g} s a step'
     )
-
-
-def _row(name: str, nbytes: float) -> str:
-  return f'  {name:58}{in_bytes(nbytes):>10}'
 
 
 def _wrapped(text: str, indent: int = 3) -> Iterator[str]:

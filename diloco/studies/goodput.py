@@ -3,23 +3,27 @@
 
 import dataclasses
 import itertools
+import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from diloco.config.simulation import SimulationConfig
+from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import failures, systems
+from diloco.fleets.failures import Death, FaultEvents, Interruption, Stall
 from diloco.fleets.systems import DECOUPLED, RECOVERIES, SYSTEMS, Recovery
 from diloco.metrics.run_progress import counted
 from diloco.pages.parts import Chart, Line, ReportPage, Table
 from diloco.pages.parts import Column as Heading
-from diloco.studies import inputs, tables, traces
+from diloco.studies import inputs, tables
 from diloco.studies.tables import Record, times
-from diloco.studies.traces import LearnerTrace, Trace
 
 # Data-parallel costs next to nothing, so it runs longer: its means scatter
 # less. Its failures begin with those of Decoupled DiLoCo.
 LOCKSTEP_LONGER = 24
+# A drawn fleet has been at it for so many times the mean repair and pause: at
+# the start, slices are away, and some learners stand.
+WARM_UP = 5
 
 
 class Row(NamedTuple):
@@ -28,6 +32,75 @@ class Row(NamedTuple):
   system: str
   learners: int
   recovery: str  # A key of RECOVERIES.
+
+
+# Failures of a fleet in one seed, the same for every system on it.
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerTrace:
+  """The stops of one learner, and its capacity between them."""
+
+  stops: tuple[Stall, ...]
+  capacities: tuple[tuple[float, float], ...] = ()
+
+
+def drawn(
+  config: FailuresConfig, chips: int, seed: int, until_s: float
+) -> tuple[Interruption, ...]:
+  """A fleet of N chips; a longer time begins with the same failures."""
+  return failures.draw(
+    failures.rate_per_s(chips, config.mtbi_days),
+    until_s,
+    failures.make(config.repair, config.repair_s, config.repair_shape),
+    random.Random(f'failures of {chips} chips, seed {seed}'),
+  )
+
+
+def standing(
+  config: SimulationConfig, row: Row, chips: int, seed: int, until_s: float
+) -> list[LearnerTrace]:
+  """Returns the stops of each learner, from the start of the run."""
+  recovery, pause_s = RECOVERIES[row.recovery], config.failures.pause_s
+  from_s = WARM_UP * (config.failures.repair_s + pause_s)
+  every = drawn(config.failures, chips, seed, from_s + until_s)
+  slices = chips / row.learners / config.fleet.slice_chips
+  found = []
+  for learner in range(row.learners):
+    own = failures.of_learner(every, learner, row.learners)
+    stops, shares = recovery.stops(own, pause_s, from_s + until_s), ()
+    if recovery.runs_on:
+      shares = failures.capacities(own, stops, 1 / max(slices, 1.0))
+    found.append(
+      LearnerTrace(
+        failures.stops_from(stops, from_s),
+        failures.capacities_from(shares, from_s),
+      )
+    )
+  return found
+
+
+def fault_events(
+  every: Sequence[LearnerTrace], recovery: Recovery
+) -> FaultEvents:
+  """Returns the faults for Decoupled DiLoCo.
+
+  For learners that restart, each reconfiguration, with fewer slices or with
+  more, is a death; the next process bootstraps after the pause.
+  """
+  capacities = {m: one.capacities for m, one in enumerate(every)}
+  if not recovery.dies:
+    stops = {m: one.stops for m, one in enumerate(every)}
+    return FaultEvents(stops, capacities)
+  deaths = tuple(
+    Death(m, stop.begin_s, stop.end_s)
+    for m, one in enumerate(every)
+    for stop in one.stops
+  )
+  return FaultEvents(capacities=capacities, deaths=deaths)
+
+
+# The study.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,29 +143,11 @@ def seconds(config: SimulationConfig, row: Row) -> float:
   return 3600 * config.study.learner_hours / row.learners * longer
 
 
-def chips_of(config: SimulationConfig) -> tuple[int, ...]:
-  """Fleet sizes; a record of failures is of one fleet."""
-  if config.failures.trace:
-    return (config.fleet.chips,)
-  return tuple(sorted(config.study.chips))
-
-
 def simulate(config: SimulationConfig, say: Callable[[str], None]) -> Cells:
   """Simulates every row on every fleet, with the same failures."""
-  every = rows(config)
-  longest_s = max(seconds(config, row) for row in every)
-  fleet_traces = {}
-  for chips in chips_of(config):
-    seeds = range(config.seed, config.seed + config.study.seeds)
-    if config.failures.trace:
-      fleet_traces[chips] = [traces.recorded(config)] * len(seeds)
-    else:
-      fleet_traces[chips] = [
-        traces.drawn(config.failures, chips, s, longest_s) for s in seeds
-      ]
-  cells = [(row, chips) for chips in fleet_traces for row in every]
+  cells = [(row, chips) for chips in config.study.chips for row in rows(config)]
   return {
-    (row, chips): cell_of(config, row, fleet_traces[chips])
+    (row, chips): cell_of(config, row, chips)
     for row, chips in counted(
       cells,
       say,
@@ -101,17 +156,12 @@ def simulate(config: SimulationConfig, say: Callable[[str], None]) -> Cells:
   }
 
 
-def cell_of(
-  config: SimulationConfig, row: Row, fleet_traces: Sequence[Trace]
-) -> Cell:
-  """Runs a cell on the traces of a fleet, one of each seed from the first."""
-  recovery, trace = RECOVERIES[row.recovery], fleet_traces[0]
+def cell_of(config: SimulationConfig, row: Row, chips: int) -> Cell:
+  """Runs a cell with each seed."""
+  recovery, until_s = RECOVERIES[row.recovery], seconds(config, row)
   runs = []
-  for seed, trace in enumerate(fleet_traces, start=config.seed):
-    until_s = seconds(config, row)
-    if trace.ends_s is not None:
-      until_s = min(until_s, trace.ends_s)
-    every = traces.standing(trace, recovery, row.learners, config, until_s)
+  for seed in range(config.seed, config.seed + config.study.seeds):
+    every = standing(config, row, chips, seed, until_s)
     if row.system != DECOUPLED:
       runs.append(_as_one(config, every[0], until_s))
       continue
@@ -119,12 +169,12 @@ def cell_of(
       config,
       seed,
       until_s,
-      traces.fault_events(every, recovery),
+      fault_events(every, recovery),
       learners=row.learners,
       quorum=min(config.protocol.quorum, row.learners),
     )
     runs.append(outcome.record())
-  goodput = expected_goodput(config, fleet_traces[0], recovery, row.learners)
+  goodput = expected_goodput(config, row, chips)
   closed = {'goodput': goodput}
   if not recovery.dies:  # Then it steps more than what counts in the end.
     closed['uptime'] = systems.uptime(goodput, row.learners)
@@ -132,23 +182,21 @@ def cell_of(
   if inputs.is_calibration(config.failures) and (
     SYSTEMS[row.system] or row.recovery == systems.PAPERS
   ):
-    paper = inputs.GOODPUT.get(row[:2], {}).get(trace.chips)
-  return Cell(row, trace.chips, tuple(runs), closed, paper)
+    paper = inputs.GOODPUT.get(row[:2], {}).get(chips)
+  return Cell(row, chips, tuple(runs), closed, paper)
 
 
-def expected_goodput(
-  config: SimulationConfig, trace: Trace, recovery: Recovery, learners: int
-) -> float:
-  """Returns g of one of M learners, by the closed form of its recovery."""
-  network, again_s = inputs.network_of(config), 0.0
-  if recovery.dies:
-    again_s = systems.RESTART_STEPS * config.fleet.step_s
-    again_s += 8 * network.state_bytes / network.learner_bps
+def expected_goodput(config: SimulationConfig, row: Row, chips: int) -> float:
+  """Returns g of one learner, by the closed form of its recovery."""
+  given, network = config.failures, inputs.network_of(config)
+  again_s = systems.RESTART_STEPS * config.fleet.step_s
+  again_s += 8 * network.state_bytes / network.learner_bps
+  recovery = RECOVERIES[row.recovery]
   return recovery.goodput(
-    trace.rate_per_s / learners,
-    trace.repair_s,
-    config.failures.pause_s,
-    again_s,
+    failures.rate_per_s(chips, given.mtbi_days) / row.learners,
+    given.repair_s,
+    given.pause_s,
+    again_s if recovery.dies else 0.0,
   )
 
 
@@ -166,11 +214,7 @@ def _as_one(
 
 
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
-  """Returns tables and charts of every system on every fleet.
-
-  Raises:
-    TraceError: `failures.trace` names a file that can't be used.
-  """
+  """Returns tables and charts of every system on every fleet."""
   cells = simulate(config, say)
   return tables.page(
     config,
@@ -204,11 +248,11 @@ def _by_chips(
 ) -> Table:
   """Returns a figure in percent: simulated, by formula, of the paper."""
   columns = [Heading(each) for each in ('system', 'learners', 'recovery', 'by')]
-  for chips in chips_of(config):
+  for chips in config.study.chips:
     columns += tables.with_spread(short(chips), 1)
   lines = []
   for row in rows(config):
-    own = [cells[row, chips] for chips in chips_of(config)]
+    own = [cells[row, chips] for chips in config.study.chips]
     figures = {
       'simulated': [
         [times(100, x) for x in (cell.mean(name), cell.spread(name))]
@@ -268,7 +312,7 @@ def _charts(config: SimulationConfig, cells: Cells) -> Iterator[Chart]:
 def _lines(
   config: SimulationConfig, cells: Cells, row: Row, group: int
 ) -> Iterator[Line]:
-  own = [cells[row, chips] for chips in chips_of(config)]
+  own = [cells[row, chips] for chips in config.study.chips]
   label = row.system
   if row.learners > 1:
     label += f', M = {row.learners}'
@@ -292,19 +336,12 @@ def _lines(
 
 def _paragraphs(config: SimulationConfig) -> Iterator[str]:
   failures, study, protocol = config.failures, config.study, config.protocol
-  if failures.trace:
-    yield (
-      f'Failures are those of {failures.trace}, a cluster of '
-      f'{config.fleet.chips:,} chips. No run is longer than the record.'
-    )
-  else:
-    yield (
-      f'Each chip is interrupted once in {failures.mtbi_days:g} days, at '
-      'random. Its slice is back after '
-      f'{failures.repair_s:g} s on average ({failures.repair}); a '
-      f'reconfiguration takes {failures.pause_s:g} s. Fleets have been at it '
-      'for a while when a run begins.'
-    )
+  yield (
+    f'Each chip is interrupted once in {failures.mtbi_days:g} days, at random. '
+    f'Its slice is back after {failures.repair_s:g} s on average '
+    f'({failures.repair}); a reconfiguration takes {failures.pause_s:g} s. '
+    'Fleets have been at it for a while when a run begins.'
+  )
   modes = ' '.join(
     f'`{name}`: {RECOVERIES[name].note}' for name in failures.recoveries
   )

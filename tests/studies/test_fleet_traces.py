@@ -5,7 +5,8 @@ import pytest
 
 from diloco.config import simulation
 from diloco.fleets.systems import RECOVERIES
-from diloco.studies import traces
+from diloco.studies import goodput
+from diloco.studies.goodput import Row
 from experiments import goodput as experiments_goodput
 
 PAUSE_S = 13.7
@@ -18,39 +19,34 @@ def _config(**changes):
 
 
 def _standing(config, learners, recovery='elastic', until_s=600.0):
-  trace = traces.drawn(config.failures, 1_200_000, 3, until_s)
-  recovery = RECOVERIES[recovery]
-  return traces.standing(trace, recovery, learners, config, until_s)
+  row = Row('', learners, recovery)
+  return goodput.standing(config, row, 1_200_000, 3, until_s)
 
 
 def test_a_longer_run_begins_with_the_same_failures():
   config = _config()
   short, long = (
-    traces.drawn(config.failures, 600_000, 1, until_s)
+    goodput.drawn(config.failures, 600_000, 1, until_s)
     for until_s in (600.0, 6000.0)
   )
-  count = len(short.interruptions)
-  assert long.interruptions[:count] == short.interruptions
-  assert len(long.interruptions) > count
+  assert long[: len(short)] == short
+  assert len(long) > len(short)
 
 
 @pytest.mark.parametrize('change', [{'seed': 2}, {'chips': 150_000}])
 def test_another_seed_or_fleet_has_other_failures(change):
   config = _config()
   asked = {'chips': 600_000, 'seed': 1, 'until_s': 600.0}
-  one = traces.drawn(config.failures, **asked)
-  other = traces.drawn(config.failures, **(asked | change))
-  assert one.interruptions != other.interruptions
+  one = goodput.drawn(config.failures, **asked)
+  assert one != goodput.drawn(config.failures, **(asked | change))
 
 
 def test_a_fleet_has_been_at_it_when_the_run_begins():
   """59.4 % of the fleets of 2.4 M chips stand then, by the closed form."""
-  config = _config()
+  config, row = _config(), Row('', 1, 'elastic')
   standing = 0
   for seed in range(100):
-    trace = traces.drawn(config.failures, 2_400_000, seed, 10.0)
-    recovery = RECOVERIES['elastic']
-    (one,) = traces.standing(trace, recovery, 1, config, 10.0)
+    (one,) = goodput.standing(config, row, 2_400_000, seed, 10.0)
     standing += bool(one.stops) and one.stops[0].begin_s == 0
   assert abs(standing - 59.4) < 4 * 4.9
 
@@ -75,7 +71,7 @@ def test_who_waits_misses_no_slice():
 def test_elastic_learners_are_suspended():
   config = _config()
   every = _standing(config, 4)
-  befalls = traces.fault_events(every, RECOVERIES['elastic'])
+  befalls = goodput.fault_events(every, RECOVERIES['elastic'])
   assert befalls.suspensions[2] == every[2].stops
   assert befalls.deaths == ()
 
@@ -83,7 +79,7 @@ def test_elastic_learners_are_suspended():
 def test_learners_that_restart_die():
   config = _config()
   every = _standing(config, 4)
-  befalls = traces.fault_events(every, RECOVERIES['restart'])
+  befalls = goodput.fault_events(every, RECOVERIES['restart'])
   assert befalls.suspensions == {}
   assert [(d.at_s, d.back_at_s) for d in befalls.deaths if d.process == 2] == [
     (stop.begin_s, stop.end_s) for stop in every[2].stops

@@ -7,10 +7,9 @@ import pytest
 
 from diloco.config import simulation
 from diloco.config.sections import ConfigError
-from diloco.fleets import failures
-from diloco.fleets.systems import DECOUPLED, RECOVERIES
+from diloco.fleets.systems import DECOUPLED
 from diloco.pages.parts import Chart, Table
-from diloco.studies import goodput, tables, traces
+from diloco.studies import goodput, tables
 from diloco.studies.goodput import Row
 from experiments import goodput as experiment
 
@@ -94,9 +93,7 @@ def test_restarting_learners_meet_their_formula():
     failures={'recovery': 'restart'},
   )
   row = Row(DECOUPLED, 8, 'restart')
-  seconds = goodput.seconds(config, row)
-  trace = traces.drawn(config.failures, 1_200_000, 0, seconds)
-  cell = goodput.cell_of(config, row, [trace])
+  cell = goodput.cell_of(config, row, 1_200_000)
   assert cell.closed['goodput'] == pytest.approx(0.730, abs=0.001)
   assert cell.mean('goodput') == pytest.approx(0.730, abs=0.05)
 
@@ -150,13 +147,11 @@ def test_another_seed_gives_another_report():
 
 def test_the_machines_lose_nothing_but_the_pauses():
   """2 learners of 4 s steps for half an hour, K = 1: within half a point."""
-  config = _config({'learner_hours': 1.0})
+  config = _config({'learner_hours': 1.0, 'seeds': 1})
   row = Row(DECOUPLED, 2, 'elastic')
   until_s = goodput.seconds(config, row)
-  trace = traces.drawn(config.failures, 1_200_000, 0, until_s)
-  cell = goodput.cell_of(config, row, [trace])
-  recovery = RECOVERIES['elastic']
-  every = traces.standing(trace, recovery, 2, config, until_s)
+  cell = goodput.cell_of(config, row, 1_200_000)
+  every = goodput.standing(config, row, 1_200_000, 0, until_s)
   stands_s = sum(
     min(stop.end_s, until_s) - stop.begin_s
     for one in every
@@ -183,49 +178,6 @@ def test_a_slow_part_slows_data_parallel_as_a_whole():
   cells = goodput.simulate(config, say=lambda line: None)
   cell = cells[Row('elastic data-parallel', 1, 'elastic'), 600_000]
   assert cell.mean('goodput') == pytest.approx((1 + 3 * 0.5) / 4, rel=0.001)
-
-
-# A cluster's own failures ---------------------------------------------------
-
-
-def _cluster(tmp_path, text: str):
-  path = tmp_path / 'cluster.csv'
-  path.write_text('at_s,chip,repair_s\n' + text)
-  return _config(
-    {**SMALL, 'systems': ('data-parallel', 'elastic data-parallel')},
-    failures={'trace': str(path), 'pause_s': 10.0},
-    fleet={'chips': 4096, 'slice_chips': 1024},
-  )
-
-
-def test_a_record_drives_all_systems(tmp_path):
-  """Data-parallel stands for 110 of 400 s; elastic pauses for 20.
-
-  It has three of four slices for 90 of the other 380.
-  """
-  config = _cluster(tmp_path, '100,5,100\n400,9,100\n')
-  cells = goodput.simulate(config, say=lambda line: None)
-  wait = cells[Row('data-parallel', 1, 'wait'), 4096]
-  elastic = cells[Row('elastic data-parallel', 1, 'elastic'), 4096]
-  assert wait.mean('goodput') == pytest.approx(290 / 400)
-  assert elastic.mean('goodput') == pytest.approx((380 - 90 / 4) / 400)
-
-
-def test_the_formula_of_a_record_has_its_rate_and_repair(tmp_path):
-  config = _cluster(tmp_path, '100,5,100\n400,9,300\n')
-  cells = goodput.simulate(config, say=lambda line: None)
-  closed = cells[Row('data-parallel', 1, 'wait'), 4096].closed['goodput']
-  assert closed == pytest.approx(1 / (1 + 2 / 400 * (200 + 10)))
-
-
-def test_a_record_without_failures_is_refused(tmp_path):
-  with pytest.raises(failures.TraceError, match='it must hold some'):
-    _report(_cluster(tmp_path, ''))
-
-
-def test_the_report_names_the_record(tmp_path):
-  config = _cluster(tmp_path, '100,5,100\n400,9,100\n')
-  assert 'cluster.csv' in _report(config).paragraphs[0]
 
 
 def test_a_spread_needs_two_seeds():
