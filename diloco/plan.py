@@ -11,11 +11,10 @@ memory of hosts, the syncer's machine. For any other hardware:
     --step_s=1.3 [--chips=1200000] [--latency_s=0.05] …
 
   python -m diloco.plan --config=experiments/recipe.py:scale=12b \\
-    [--topology=v5p-256] [--compiler=cpu]
+    --topology=v5p-256 [--compiler=cpu]
 
-compiles that learner for that slice, without a chip, or for the devices that
-are here: memory of a chip and of a host, bytes of a round, FLOPs. It takes a
-minute or two. See `diloco/sizing`.
+compiles that learner for that slice, without a chip: memory of a chip and of a
+host, bytes of a round, FLOPs. It takes a minute or two. See `diloco/sizing`.
 """
 
 import re
@@ -45,7 +44,6 @@ OTHERS = {
   'repair_s': 'Seconds until a lost slice, or a spare one, is there.',
   'codec': 'Codec in both directions: int1, int2, int4, int8, bf16 or f32.',
   'latency_s': 'Seconds from a learner to the syncer, one way.',
-  'host_speed': 'Speed of hosts; 1: as those of sizing/host_speeds.json.',
   'hosts': 'Hosts of each learner, with equal parts of it.',
 }
 PARAMS = 'params'
@@ -109,7 +107,7 @@ def main(argv) -> int:
 
 
 def _of_config(rest) -> int:
-  """Says what a learner of a configuration takes, on a slice or here.
+  """Says what a learner of a configuration takes on a slice.
 
   Returns:
     The exit code: 1 where a learner does not fit, 78 where it makes no sense.
@@ -120,6 +118,9 @@ def _of_config(rest) -> int:
     for name in (*NEEDED, *OTHERS, ON, STEP_TOKENS)
     if flags.FLAGS[name].present
   ]
+  topology = flags.FLAGS[config_flags.TOPOLOGY].value
+  if topology is None:
+    problems.append('--topology: is missing, such as --topology=v5p-256')
   if problems:
     raise ConfigError(problems)
   config = flags.FLAGS[config_flags.CONFIG].value
@@ -127,15 +128,13 @@ def _of_config(rest) -> int:
   if source and source.takes_path and not config.data.path:
     config.data.path = 'unread'  # A plan needs no text.
   config = config_flags.load()
-  topology = flags.FLAGS[config_flags.TOPOLOGY].value
   compiler = flags.FLAGS[config_flags.COMPILER].value
   # Not at the top: the other mode needs no jax.
   from diloco.sizing import estimate
 
   with ProgressLine() as line:
     # The compiler does not say how far it is.
-    place = topology or 'the devices that are here'
-    line.say(f'compiles a learner for {place}: minutes for a large one')
+    line.say(f'compiles a learner for {topology}: minutes for a large one')
     try:
       found = estimate.of_config(config, topology, compiler)
     except estimate.NoCompiler as error:

@@ -3,5 +3,5 @@
 
 planner         a run by arithmetic, and as text; free of jax
 memory          hosts by formula, the syncer's machine; free of jax
-estimate        one learner on one slice, or here, compiled; and as text
+estimate        one learner on one slice, compiled; and as text
 """

@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import topologies
 
 from diloco.config import hardware, run_config
-from diloco.config.hardware import Chip, Topology
+from diloco.config.hardware import Topology
 from diloco.learner.device import Device
 from diloco.models.flops import StepFlops, step_flops
 from diloco.models.kinds import sizes_of
@@ -263,9 +263,8 @@ class Estimate:
   """The resources that a learner needs."""
 
   config: run_config.RunConfig  # The run's configuration.
-  where: str  # What it is compiled for, in words.
+  of: Topology  # The slice that it is compiled for.
   compiler: str  # Name of the compiler, in words.
-  chip: Chip | None  # Kind of chip; None if unknown.
   parameters: int  # Number of the model's parameters.
   chip_memory: tuple[Memory, ...]  # Of one chip.
   share: HostShare  # Share of one host.
@@ -280,78 +279,45 @@ class Estimate:
 
   @property
   def fits(self) -> bool:
-    """False where a chip is known to have less memory."""
-    return self.chip is None or self.chip_bytes <= self.chip.hbm_bytes
+    return self.chip_bytes <= self.of.chip.hbm_bytes
 
 
 def of_config(
-  config: run_config.RunConfig, topology: str | None, compiler: str = ''
+  config: run_config.RunConfig, topology: str, compiler: str = ''
 ) -> Estimate:
-  """Estimates a learner for a slice that need not be here, or for what is.
+  """Estimates a learner for a slice that need not be here.
 
   Call it before jax has opened a device. The text of the run is not read.
 
   Args:
-    topology: name of the slice; None: the devices of this process.
+    topology: name of the slice.
 
   Raises:
     ConfigError: there is no such slice, or the mesh does not use all of it.
     NoCompiler: the requested compiler is not available here.
     DoesNotFit: the learner does not fit on a chip.
   """
-  if topology is None:
-    hardware.check(os.environ)
-    hardware.check_backend(os.environ, jax.default_backend())
-    run_config.check_devices(config, jax.local_device_count())
-    run_spec, devices = make_run_spec(config, reads_text=False), jax.devices()
-    kind = devices[0].device_kind
-    device = _compiled(run_spec, devices)
-    where = f'the {len(devices)} devices that are here, of kind {kind!r}'
-    compiler = f'the compiler of {jax.default_backend()!r}'
-    chip = hardware.chip_of(kind)
-    return _estimate(run_spec, device, device.partition, where, compiler, chip)
-  of, mesh = hardware.topology(topology), config.mesh
+  of, mesh, flops = hardware.topology(topology), config.mesh, None
   run_spec = make_run_spec(config, reads_text=False)
   sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
   hardware.check_fits(of, mesh.devices, sizes)
   found = described(of, compiler)
-  device = _compiled(run_spec, found.devices)
-  partition = device.partition
-  if not found.is_target:  # Forced devices are all of one process.
-    hosts = tuple(i // of.chips_per_host for i in range(of.chips))
-    partition = dataclasses.replace(partition, hosts=hosts)
-  where = (
-    f'{of.name}: {of.chips} chips of {of.chip.name} ({of.shape}), '
-    f'{of.chips_per_host} a host'
-  )
-  return _estimate(run_spec, device, partition, where, found.compiler, of.chip)
-
-
-def _compiled(run_spec: RunSpec, devices) -> Device:
   try:
-    return Device(run_spec, devices)
+    device = Device(run_spec, found.devices)
   except jax.errors.JaxRuntimeError as error:
     if OUT_OF_MEMORY not in str(error):
       raise
     raise DoesNotFit(str(error).partition('\n')[0]) from error
-
-
-def _estimate(
-  run_spec: RunSpec,
-  device: Device,
-  partition: Partition,
-  where: str,
-  compiler: str,
-  chip: Chip | None,
-) -> Estimate:
-  config, flops = run_spec.config, None
-  if sizes := sizes_of(config.model):
-    flops = step_flops(sizes, config.data.batch, config.data.seq_len)
+  partition = device.partition
+  if not found.is_target:  # Forced devices are all of one process.
+    hosts = tuple(i // of.chips_per_host for i in range(of.chips))
+    partition = dataclasses.replace(partition, hosts=hosts)
+  if model := sizes_of(config.model):
+    flops = step_flops(model, config.data.batch, config.data.seq_len)
   return Estimate(
     config=config,
-    where=where,
-    compiler=compiler,
-    chip=chip,
+    of=of,
+    compiler=found.compiler,
     parameters=run_spec.parameters,
     chip_memory=chip_memory(device, config.protocol.inflight_max),
     share=host_share(run_spec, partition, device.state_like),
@@ -377,7 +343,11 @@ def lines(found: Estimate) -> Iterator[str]:
     f'part{"s" if parts > 1 else ""}; mesh fsdp {mesh.fsdp} · expert '
     f'{mesh.expert} · tensor {mesh.tensor}'
   )
-  yield from _wrapped(f'for {found.where}')
+  of = found.of
+  yield (
+    f'for {of.name}: {of.chips} chips of {of.chip.name} ({of.shape}), '
+    f'{of.chips_per_host} a host'
+  )
   yield from _wrapped(f'by {found.compiler}')
   yield ''
   yield from _chip(found)
@@ -391,13 +361,12 @@ def _chip(found: Estimate) -> Iterator[str]:
   held, all_ = found.chip_memory, found.chip_bytes
   yield 'memory of a chip'
   yield from memory.lines((*held, Memory('all', '', all_)))
-  if found.chip is not None:
-    share = all_ / found.chip.hbm_bytes
-    fits = 'it fits' if found.fits else 'IT DOES NOT FIT'
-    yield (
-      f'  {fits}: {100 * share:.0f} % of the {in_bytes(found.chip.hbm_bytes)} '
-      f'of a {found.chip.name}'
-    )
+  chip = found.of.chip
+  fits = 'it fits' if found.fits else 'IT DOES NOT FIT'
+  yield (
+    f'  {fits}: {100 * all_ / chip.hbm_bytes:.0f} % of the '
+    f'{in_bytes(chip.hbm_bytes)} of a {chip.name}'
+  )
   parameters, inner_state = (each.nbytes for each in held[:2])
   yield from memory.lines(
     (
@@ -451,12 +420,12 @@ def _arithmetic(found: Estimate) -> Iterator[str]:
     'of a loop once,'
   )
   yield '                  and what remat computes again'
-  if flops is not None and found.chip is not None:
-    speed = MFU * chips * found.chip.bf16_flops * flops.tokens / flops.total
+  if flops is not None:
+    chip = found.of.chip
+    speed = MFU * chips * chip.bf16_flops * flops.tokens / flops.total
     yield from _wrapped(
       f'MFU               model FLOPs (no remat, no optimizer) over '
-      f'{found.chip.bf16_flops / 1e12:.0f} TFLOP/s in bf16 of a '
-      f'{found.chip.name}',
+      f'{chip.bf16_flops / 1e12:.0f} TFLOP/s in bf16 of a {chip.name}',
       18,
     )
     yield (

@@ -97,7 +97,6 @@ class Situation(Section):
   repair_s: NonNegative = 66.3  # Until a lost slice, or a spare one, is there.
   codec: one_of(CODECS) = 'int4'  # Both ways.
   latency_s: NonNegative = 0.05  # One way.
-  host_speed: Positive = 1.0  # Of hosts, relative to `HOST_SPEEDS`.
   hosts: Count = 1  # Hosts of each learner; they share encoding and taking in.
   accelerator: str = ''  # Slice of each learner, of `TOPOLOGIES`; '': any.
   step_tokens: int = 0  # By which `step_s` was computed; 0: it was given.
@@ -230,8 +229,7 @@ class RunPlan:
   def _exchange(self, fragments: int) -> ExchangeTimes:
     given = self.situation
     wire_s = _gbit(self.fragment_bytes) / given.bandwidth_gbps
-    f32_gb = given.params / fragments * F32_BYTES / 1e9
-    host_s, speeds = f32_gb / given.host_speed, host_speeds()
+    host_s, speeds = given.params / fragments * F32_BYTES / 1e9, host_speeds()
     return ExchangeTimes(
       latency_s=LATENCIES * given.latency_s,
       encode_s=host_s * speeds.encode / given.hosts,
@@ -289,19 +287,6 @@ class RunPlan:
     left_s = LINK_SHARE_MAX * self.situation.step_s
     left_s -= 2 * self.situation.latency_s
     return _gbit(self.fragment_bytes) / left_s if left_s > 0 else math.inf
-
-  @property
-  def host_speed_needed(self) -> float:
-    """Host speed with which no stage takes longer than the time for it."""
-    given, exchange = self.situation, self.exchange
-    left_s = given.step_s - self.link_s
-    if left_s <= 0:
-      return math.inf
-    return given.host_speed * max(
-      exchange.encode_s / given.step_s,
-      exchange.merge_s / given.step_s,
-      exchange.take_in_s / left_s,
-    )
 
   @property
   def bootstrap_s(self) -> float:
@@ -461,12 +446,9 @@ def _on_time(plan: RunPlan) -> Iterator[str]:
   )
   if plan.hosts_on_time < 1:
     slowest = max(plan.stages_s, key=plan.stages_s.get)
-    hosts = f'({slowest} takes longest'
-    if math.isfinite(plan.host_speed_needed):
-      hosts += f'; all with --host_speed={_up(plan.host_speed_needed):g}'
-    yield _row('', hosts)
     speeds = host_speeds()
-    yield _row('', f'where 1 is a thread of {speeds.machine}, {speeds.date})')
+    yield _row('', f'({slowest} takes longest: the speeds of hosts are those')
+    yield _row('', f'of a thread of {speeds.machine}, {speeds.date})')
 
 
 def _failures(plan: RunPlan) -> Iterator[str]:

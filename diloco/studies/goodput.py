@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import failures, systems
-from diloco.fleets.failures import Death, FaultEvents, Interruption, Stall
+from diloco.fleets.failures import Death, FaultEvents, Interruption
 from diloco.fleets.systems import DECOUPLED, RECOVERIES, SYSTEMS, Recovery
 from diloco.metrics.run_progress import counted
 from diloco.pages.parts import Chart, Line, ReportPage, Table
@@ -37,14 +37,6 @@ class Row(NamedTuple):
 # Failures of a fleet in one seed, the same for every system on it.
 
 
-@dataclasses.dataclass(frozen=True)
-class LearnerTrace:
-  """The stops of one learner, and its capacity between them."""
-
-  stops: tuple[Stall, ...]
-  capacities: tuple[tuple[float, float], ...] = ()
-
-
 def drawn(
   config: FailuresConfig, chips: int, seed: int, until_s: float
 ) -> tuple[Interruption, ...]:
@@ -57,45 +49,32 @@ def drawn(
   )
 
 
-def standing(
-  config: SimulationConfig, row: Row, chips: int, seed: int, until_s: float
-) -> list[LearnerTrace]:
-  """Returns the stops of each learner, from the start of the run."""
-  recovery, pause_s = RECOVERIES[row.recovery], config.failures.pause_s
-  from_s = WARM_UP * (config.failures.repair_s + pause_s)
-  every = drawn(config.failures, chips, seed, from_s + until_s)
-  slices = chips / row.learners / config.fleet.slice_chips
-  found = []
-  for learner in range(row.learners):
-    own = failures.of_learner(every, learner, row.learners)
-    stops, shares = recovery.stops(own, pause_s, from_s + until_s), ()
-    if recovery.runs_on:
-      shares = failures.capacities(own, stops, 1 / max(slices, 1.0))
-    found.append(
-      LearnerTrace(
-        failures.stops_from(stops, from_s),
-        failures.capacities_from(shares, from_s),
-      )
-    )
-  return found
-
-
 def fault_events(
-  every: Sequence[LearnerTrace], recovery: Recovery
+  config: SimulationConfig, row: Row, chips: int, seed: int, until_s: float
 ) -> FaultEvents:
-  """Returns the faults for Decoupled DiLoCo.
+  """Returns the stops of each learner, from the start of the run.
 
   For learners that restart, each reconfiguration, with fewer slices or with
   more, is a death; the next process bootstraps after the pause.
   """
-  capacities = {m: one.capacities for m, one in enumerate(every)}
+  recovery, pause_s = RECOVERIES[row.recovery], config.failures.pause_s
+  from_s = WARM_UP * (config.failures.repair_s + pause_s)
+  every = drawn(config.failures, chips, seed, from_s + until_s)
+  slices = chips / row.learners / config.fleet.slice_chips
+  suspensions, capacities = {}, {}
+  for m in range(row.learners):
+    own = failures.of_learner(every, m, row.learners)
+    stops, shares = recovery.stops(own, pause_s, from_s + until_s), ()
+    if recovery.runs_on:
+      shares = failures.capacities(own, stops, 1 / max(slices, 1.0))
+    suspensions[m] = failures.stops_from(stops, from_s)
+    capacities[m] = failures.capacities_from(shares, from_s)
   if not recovery.dies:
-    stops = {m: one.stops for m, one in enumerate(every)}
-    return FaultEvents(stops, capacities)
+    return FaultEvents(suspensions, capacities)
   deaths = tuple(
     Death(m, stop.begin_s, stop.end_s)
-    for m, one in enumerate(every)
-    for stop in one.stops
+    for m, stops in suspensions.items()
+    for stop in stops
   )
   return FaultEvents(capacities=capacities, deaths=deaths)
 
@@ -161,15 +140,15 @@ def cell_of(config: SimulationConfig, row: Row, chips: int) -> Cell:
   recovery, until_s = RECOVERIES[row.recovery], seconds(config, row)
   runs = []
   for seed in range(config.seed, config.seed + config.study.seeds):
-    every = standing(config, row, chips, seed, until_s)
+    events = fault_events(config, row, chips, seed, until_s)
     if row.system != DECOUPLED:
-      runs.append(_as_one(config, every[0], until_s))
+      runs.append(_as_one(config, events, until_s))
       continue
     outcome = inputs.decoupled(
       config,
       seed,
       until_s,
-      fault_events(every, recovery),
+      events,
       learners=row.learners,
       quorum=min(config.protocol.quorum, row.learners),
     )
@@ -201,10 +180,12 @@ def expected_goodput(config: SimulationConfig, row: Row, chips: int) -> float:
 
 
 def _as_one(
-  config: SimulationConfig, one: LearnerTrace, until_s: float
+  config: SimulationConfig, events: FaultEvents, until_s: float
 ) -> Record:
   """Data-parallel: one group of slices, in steps of the slowest part."""
-  useful_s, stepping_s = failures.running_s(one.stops, one.capacities, until_s)
+  useful_s, stepping_s = failures.running_s(
+    events.suspensions[0], events.capacities[0], until_s
+  )
   steps_s = inputs.fleet_of(config, max(config.study.learners)).step_s
   even = statistics.fmean(steps_s) / max(steps_s)
   return {

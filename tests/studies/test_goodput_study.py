@@ -151,11 +151,11 @@ def test_the_machines_lose_nothing_but_the_pauses():
   row = Row(DECOUPLED, 2, 'elastic')
   until_s = goodput.seconds(config, row)
   cell = goodput.cell_of(config, row, 1_200_000)
-  every = goodput.standing(config, row, 1_200_000, 0, until_s)
+  events = goodput.fault_events(config, row, 1_200_000, 0, until_s)
   stands_s = sum(
     min(stop.end_s, until_s) - stop.begin_s
-    for one in every
-    for stop in one.stops
+    for stops in events.suspensions.values()
+    for stop in stops
   )
   left = 1 - stands_s / (2 * until_s)
   assert cell.mean('goodput') == pytest.approx(left, abs=0.005)
