@@ -21,7 +21,7 @@ def all_reduce_share(datacentres: int) -> float:
 
 
 def one_way_share(datacentres: int) -> float:
-  """f' = 1 − 1/D: the share that leaves a data centre for evenly spread shards."""
+  """f' = 1 − 1/D: the share that leaves a data centre, shards being spread."""
   return 1 - 1 / datacentres
 
 

@@ -328,14 +328,8 @@ def lines(plan: RunPlan) -> Iterator[str]:
   """All that is to be said, line by line."""
   yield from _given(plan)
   yield ''
-  yield from _settings(plan)
-  yield ''
-  if plan.chip:
-    names = 'a chip', ''
-    yield from map(_row, names, _chip_lines(plan.chip))
-  yield from _traffic(plan)
-  yield from _on_time(plan)
-  yield from _failures(plan)
+  for name, text in _rows(plan):
+    yield f'{name:13}{text}'.rstrip()
   yield ''
   yield from _memories(plan)
 
@@ -364,29 +358,90 @@ def _given(plan: RunPlan) -> Iterator[str]:
   )
 
 
-def _settings(plan: RunPlan) -> Iterator[str]:
-  config = plan.protocol
-  yield _row('suggested', 'because')
-  yield _row(
+def _rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
+  given, config, x = plan.situation, plan.protocol, plan.exchange
+  yield 'suggested', 'because'
+  yield (
     f'P = {config.fragments}',
     'P = H: one fragment a step, the lowest peaks, the shortest exchange',
   )
-  yield _row(f'H = {config.sync_every_steps}', _why_interval(plan))
-  steps = plan.overlap_s / plan.situation.step_s
+  yield f'H = {config.sync_every_steps}', _why_interval(plan)
+  steps = plan.overlap_s / given.step_s
   reason = f'an exchange takes {steps:.2g} steps if no stage is late; one more'
   if config.overlap_steps <= steps:
     reason = f'the most with this H; an exchange takes {steps:.2g} steps'
-  yield _row(f'τ = {config.overlap_steps}', reason)
+  yield f'τ = {config.overlap_steps}', reason
   if config.overlap_steps > OVERLAP_ADVISED:
-    yield _row('', f'(for quality, at most {OVERLAP_ADVISED} is advised)')
-  yield _row(
+    yield '', f'(for quality, at most {OVERLAP_ADVISED} is advised)'
+  yield (
     'K = 1',
     'nobody waits; K = M repeats synchronous DiLoCo: the slowest leads',
   )
   late = 'no slack for late learners: exchanges take longer than τ steps'
   if plan.grace_s:
     late = f'the slack leaves {plan.grace_s:.2g} s to wait for late learners'
-  yield _row(f'grace ≤ {config.grace_cap_steps:g} T', late)
+  yield f'grace ≤ {config.grace_cap_steps:g} T', late
+  yield '', ''
+  if plan.chip:
+    yield from zip(('a chip', ''), _chip_lines(plan.chip))
+  rate, busy = plan.link_share * given.bandwidth_gbps, _percent(plan.link_share)
+  size = in_bytes(plan.fragment_bytes)
+  yield (
+    'each step',
+    f'a fragment of {size} up, one down; a link busy {busy} each way;',
+  )
+  yield (
+    '',
+    f'the syncer {given.learners} times {rate:.3g} = '
+    f'{given.learners * rate:.3g} Gbit/s each way',
+  )
+  if math.isfinite(plan.gbps_needed):
+    yield (
+      'bandwidth',
+      f"{_up(plan.gbps_needed):g} Gbit/s of a learner's link are needed: busy "
+      f'at most {100 * LINK_SHARE_MAX:.0f} %',
+    )
+  yield (
+    'an exchange',
+    f'{_time(x.total_s)} = {x.total_s / given.step_s:.3g} steps: {LATENCIES} '
+    f'latencies {_time(x.latency_s)}, encode {_time(x.encode_s)},',
+  )
+  yield (
+    '',
+    f'up {_time(x.up_s)}, merge {_time(x.merge_s)}, down {_time(x.down_s)}, '
+    f'take in {_time(x.take_in_s)}',
+  )
+  yield 'chips busy', '100 %: steps never wait'
+  yield (
+    'on time',
+    f'{_percent(plan.links_on_time)} of the rounds as far as links go, '
+    f'{_percent(plan.hosts_on_time)} as hosts do',
+  )
+  if plan.hosts_on_time < 1:
+    slowest, speeds = max(plan.stages_s, key=plan.stages_s.get), host_speeds()
+    yield '', f'({slowest} takes longest, where hosts are as'
+    yield '', f'a thread of {speeds.machine}, {speeds.date})'
+  if not plan.goodput:
+    return
+  yield (
+    'failures',
+    f'one each {_time(plan.failures_s)} in {count(given.chips)} chips; of a '
+    'learner that loses a slice',
+  )
+  what = {systems.LAUNCHED: 'what a launch does', systems.PAPERS: 'not built'}
+  for name, goodput in plan.goodput.items():  # First what a launch does.
+    shown = f'{name:8}{_nines(goodput)}'
+    if not systems.RECOVERIES[name].dies:
+      up = systems.uptime(goodput, given.learners)
+      shown += f', at least one steps {_nines(up)}'
+    if name in what:
+      shown += f': {what[name]}'
+    yield 'goodput' if name == systems.LAUNCHED else '', shown
+  yield (
+    '',
+    f'(slice back after {_time(given.repair_s)}, pause {given.pause_s:g} s, '
+    f'bootstrap {_time(plan.bootstrap_s)})',
+  )
 
 
 def _why_interval(plan: RunPlan) -> str:
@@ -404,79 +459,6 @@ def _why_interval(plan: RunPlan) -> str:
   return "the paper's; raise it only for links that are busy more than 90 %"
 
 
-def _traffic(plan: RunPlan) -> Iterator[str]:
-  given, x = plan.situation, plan.exchange
-  rate = plan.link_share * given.bandwidth_gbps
-  size = in_bytes(plan.fragment_bytes)
-  yield _row(
-    'each step',
-    f'a fragment of {size} up, one down; a link busy '
-    f'{_percent(plan.link_share)} each way;',
-  )
-  yield _row(
-    '',
-    f'the syncer {given.learners} times {rate:.3g} = '
-    f'{given.learners * rate:.3g} Gbit/s each way',
-  )
-  if math.isfinite(plan.gbps_needed):
-    share = f'{100 * LINK_SHARE_MAX:.0f} %'
-    yield _row(
-      'bandwidth',
-      f"{_up(plan.gbps_needed):g} Gbit/s of a learner's link are needed: busy "
-      f'at most {share}',
-    )
-  yield _row(
-    'an exchange',
-    f'{_time(x.total_s)} = {x.total_s / given.step_s:.3g} steps: {LATENCIES} '
-    f'latencies {_time(x.latency_s)}, encode {_time(x.encode_s)},',
-  )
-  yield _row(
-    '',
-    f'up {_time(x.up_s)}, merge {_time(x.merge_s)}, down {_time(x.down_s)}, '
-    f'take in {_time(x.take_in_s)}',
-  )
-
-
-def _on_time(plan: RunPlan) -> Iterator[str]:
-  yield _row('chips busy', '100 %: steps never wait')
-  yield _row(
-    'on time',
-    f'{_percent(plan.links_on_time)} of the rounds as far as links go, '
-    f'{_percent(plan.hosts_on_time)} as hosts do',
-  )
-  if plan.hosts_on_time < 1:
-    slowest = max(plan.stages_s, key=plan.stages_s.get)
-    speeds = host_speeds()
-    yield _row('', f'({slowest} takes longest: the speeds of hosts are those')
-    yield _row('', f'of a thread of {speeds.machine}, {speeds.date})')
-
-
-def _failures(plan: RunPlan) -> Iterator[str]:
-  """The goodput by recovery; first what a launch does."""
-  if not plan.goodput:
-    return
-  given = plan.situation
-  yield _row(
-    'failures',
-    f'one each {_time(plan.failures_s)} in {count(given.chips)} chips; of a '
-    'learner that loses a slice',
-  )
-  what = {systems.LAUNCHED: 'what a launch does', systems.PAPERS: 'not built'}
-  for name, goodput in plan.goodput.items():
-    shown = f'{name:8}{_nines(goodput)}'
-    if not systems.RECOVERIES[name].dies:
-      up = systems.uptime(goodput, given.learners)
-      shown += f', at least one steps {_nines(up)}'
-    if name in what:
-      shown += f': {what[name]}'
-    yield _row('goodput' if name == systems.LAUNCHED else '', shown)
-  yield _row(
-    '',
-    f'(slice back after {_time(given.repair_s)}, pause {given.pause_s:g} s, '
-    f'bootstrap {_time(plan.bootstrap_s)})',
-  )
-
-
 def _memories(plan: RunPlan) -> Iterator[str]:
   state = STATE_BYTES - F32_BYTES
   hosts, formulas = plan.situation.hosts, f'(F = N/P, S = {state}N)'
@@ -487,10 +469,6 @@ def _memories(plan: RunPlan) -> Iterator[str]:
   yield from memory.lines(plan.learner_memory)
   yield 'of the syncer'
   yield from memory.machine_lines(plan.syncer)
-
-
-def _row(name: str, text: str) -> str:
-  return f'{name:13}{text}'.rstrip()
 
 
 def _time(seconds: float) -> str:

@@ -5,13 +5,13 @@ import dataclasses
 import itertools
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import failures, systems
 from diloco.fleets.failures import Death, FaultEvents, Interruption
-from diloco.fleets.systems import DECOUPLED, RECOVERIES, SYSTEMS, Recovery
+from diloco.fleets.systems import DECOUPLED, RECOVERIES, SYSTEMS
 from diloco.metrics.run_progress import counted
 from diloco.pages.parts import Chart, Line, ReportPage, Table
 from diloco.pages.parts import Column as Heading
