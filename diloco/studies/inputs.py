@@ -82,13 +82,11 @@ def decoupled(
   seed: int,
   until_s: float,
   fault_events: FaultEvents | None = None,
-  timeline_s: float = 0.0,
   **protocol,
 ) -> DecoupledFleet:
   """Runs the real machines on the fleet of a configuration.
 
   Args:
-    timeline_s: events before this time are kept for a picture.
     protocol: what differs from `config.protocol`.
   """
   own = dataclasses.replace(config.protocol, **protocol)
@@ -99,5 +97,4 @@ def decoupled(
     fault_events or FaultEvents(),
     seed,
     until_s,
-    timeline_s,
   )
