@@ -4,7 +4,6 @@
 import dataclasses
 import math
 import random
-import statistics
 from collections.abc import Callable
 
 from diloco.fleets.failures import Death, FaultEvents
@@ -191,7 +190,7 @@ class DecoupledFleet:
       'pace': self.pace,
       'merges_per_hour': 3600.0 * self.rounds / self.now_s,
       'grace_s': self.tally.grace_s / self.rounds if self.rounds else 0.0,
-      'participation': statistics.fmean(map(self.participation, self.learners)),
+      'participation': self.tally.mean_participation(len(counts)),
       'staleness': staleness / merged if merged else None,
       'age': ages.mean_steps,
       'old': ages.old_share,

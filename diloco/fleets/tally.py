@@ -145,6 +145,10 @@ class Tally(Observer):
       return None
     return figures.participation(self.learners[learner].merged, self.rounds)
 
+  def mean_participation(self, learners: int) -> float | None:
+    """Returns the mean over M learners of their shares of the rounds."""
+    return figures.participation(self.participants, self.rounds, learners)
+
   def _note_work(self, process, made_s: float):
     """Notes that a process made a step of so many useful seconds."""
     learner, work = process.id, self._work

@@ -217,6 +217,7 @@ TABLE = {
   'diloco/plan.py': {
     'absl',
     'diloco.data.sources',
+    'diloco.metrics.run_progress',
     'diloco.sizing',  # In its second mode only: it needs jax.
     *SIMULATED,
   },
