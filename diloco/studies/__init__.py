@@ -6,9 +6,7 @@
 function `report`: runs become records, records become tables.
 
   inputs     fleet and network of a configuration, the paper's figures
-  traces     what befalls a fleet in one seed
   tables     records of runs as tables
-  lanes      what a fleet did, as a timeline
 
 Nothing here imports jax.
 """

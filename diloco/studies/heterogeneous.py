@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from diloco.config.simulation import SimulationConfig
 from diloco.metrics.run_progress import counted
-from diloco.pages.parts import Chart, Line, ReportPage
+from diloco.pages.parts import ReportPage
 from diloco.protocol.config import ProtocolConfig
 from diloco.studies import inputs, tables
 from diloco.studies.tables import Field, Record
@@ -118,31 +118,5 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
       "'fresh' (only who has made this round's step, the paper's reading) "
       "unless 'latest' stands there (the newest offer of everybody).",
     ),
-    (table, _chart(records)),
-  )
-
-
-def _chart(records: dict[str, list[Record]]) -> Chart:
-  """Each setting as a point: how fast rounds close, and with how many."""
-  return Chart(
-    'pace_and_participation',
-    'Pace against participation',
-    'participation (% of learners merged in a round)',
-    'pace (% of the fastest learner)',
-    tuple(
-      Line(
-        setting,
-        'simulated',
-        (100 * tables.mean(runs, 'participation'),),
-        (100 * tables.mean(runs, 'pace'),),
-        (100 * (tables.spread(runs, 'pace') or 0.0),),
-        group,
-      )
-      for group, (setting, runs) in enumerate(records.items())
-    ),
-    x_range=(0.0, 105.0),
-    y_range=(60.0, 105.0),
-    notes=(
-      'Best is the upper right corner: nobody waits, nobody is left out.',
-    ),
+    (table,),
   )

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of studies: fleet, network, speeds, the paper's figures."""
+"""The inputs of studies: fleet, network, the paper's figures."""
 
 import dataclasses
-import random
 
 from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import fleet, speeds, traffic
 from diloco.fleets.failures import FaultEvents
-from diloco.fleets.fleet import Fleet, FleetResult
-from diloco.fleets.speeds import Speeds
-from diloco.fleets.synchronous import GroupExchange
+from diloco.fleets.fleet import DecoupledFleet, Fleet
 from diloco.numerics.codec import bytes_per_value
 from diloco.simulator.network import Network
 
@@ -23,12 +20,7 @@ GOODPUT = {
   ('Decoupled DiLoCo', 8): dict(zip(CHIPS, (98, 96, 94, 88, 80))),
 }
 # What failures cost is not in the paper; these reproduce its table together.
-CALIBRATION = {
-  'mtbi_days': 365.0,
-  'pause_s': 13.7,
-  'repair_s': 66.3,
-  'trace': '',
-}
+CALIBRATION = {'mtbi_days': 365.0, 'pause_s': 13.7, 'repair_s': 66.3}
 # Table 4: time relative to no extra learners, by extra compute during half of
 # the work, as a share of the permanent compute.
 SCAVENGING = {0.0: 1.0, 0.25: 0.9, 0.5: 0.83, 1.0: 0.75, 3.0: 0.62}
@@ -90,13 +82,11 @@ def decoupled(
   seed: int,
   until_s: float,
   fault_events: FaultEvents | None = None,
-  timeline_s: float = 0.0,
   **protocol,
-) -> FleetResult:
+) -> DecoupledFleet:
   """Runs the real machines on the fleet of a configuration.
 
   Args:
-    timeline_s: events before this time are kept for a picture.
     protocol: what differs from `config.protocol`.
   """
   own = dataclasses.replace(config.protocol, **protocol)
@@ -107,48 +97,4 @@ def decoupled(
     fault_events or FaultEvents(),
     seed,
     until_s,
-    timeline_s,
   )
-
-
-def lockstep_speeds(
-  config: SimulationConfig, groups: int, seed: int
-) -> list[Speeds]:
-  """Returns the speed of each group of a program in lock-step."""
-  found = fleet_of(config, groups)
-  return [
-    Speeds(
-      step_s,
-      found.jitter,
-      random.Random(f'steps of {group}, seed {seed}'),
-    )
-    for group, step_s in enumerate(found.step_s)
-  ]
-
-
-def exchange_of(
-  config: SimulationConfig, streams: bool, groups: int
-) -> GroupExchange:
-  """Returns the exchange that groups in lock-step wait for.
-
-  An exchange is the bytes of all parameters, or of the largest fragment, up and
-  down a group's link and all groups' through the syncer's, and a round trip.
-  Encoding and merging are left out: all chips share in them.
-
-  Args:
-    streams: streaming DiLoCo, otherwise synchronous DiLoCo.
-    groups: number of groups that share the syncer's link.
-  """
-  protocol = config.protocol
-  network = network_of(config)
-  of_all = max if streams else sum
-  bits = 8 * (of_all(network.up_bytes) + of_all(network.down_bytes))
-  transfer_s = max(
-    bits / network.learner_bps, groups * bits / network.syncer_bps
-  )
-  exchange_s = transfer_s + 2 * network.latency_s
-  if streams:
-    return GroupExchange(
-      protocol.spacing_steps, protocol.overlap_steps, exchange_s
-    )
-  return GroupExchange(protocol.sync_every_steps, 0, exchange_s)

@@ -72,8 +72,7 @@ def page(
   parts: Iterable[Part],
 ) -> ReportPage:
   """Returns the page of a study of this configuration."""
-  kind = config.study.kind
-  command = f'python -m diloco.simulate --config=experiments/{kind}.py'
+  command = 'python -m diloco.simulate'  # Its arguments are the caller's.
   return ReportPage(
     config.name, title, command, tuple(paragraphs), tuple(parts)
   )

@@ -52,7 +52,6 @@ PLANNED = {
   'diloco.config.hardware',
   'diloco.config.sections',
   'diloco.fleets.systems',
-  'diloco.fleets.traffic',
   'diloco.protocol',
   'diloco.sizing.memory',
   *CODEC_SIZES,
@@ -218,6 +217,7 @@ TABLE = {
   'diloco/plan.py': {
     'absl',
     'diloco.data.sources',
+    'diloco.metrics.run_progress',
     'diloco.sizing',  # In its second mode only: it needs jax.
     *SIMULATED,
   },
@@ -232,7 +232,6 @@ TABLE = {
     'absl',
     'diloco.learner',
     'diloco.run',
-    'diloco.sizing.dry_runs',
   },
   'diloco/learner/hosts/host_main.py': LOW
   | CONFIG
@@ -285,7 +284,6 @@ TABLE = {
   },
   # Arithmetic, and its text: no jax.
   'diloco/sizing/planner.py': PLANNED | {'diloco.models.flops'},
-  'diloco/sizing/plan_text.py': PLANNED | {'diloco.sizing.planner'},
   # Launchers ask it, too: no jax.
   'diloco/sizing/memory.py': CONFIG
   | {

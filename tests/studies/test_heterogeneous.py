@@ -58,13 +58,8 @@ def test_slow_learners_are_in_fewer_rounds(rows):
     assert row['merged slow %'] < row['merged fast %']
 
 
-def test_each_setting_is_a_point(report):
-  chart = report.parts[1]
-  assert [line.label for line in chart.lines] == [
-    *inputs.HETEROGENEOUS,
-    'K=1 latest',
-    'K=1 grace latest',
-  ]
+def test_the_papers_settings_are_rows(rows):
+  assert list(rows) == [*inputs.HETEROGENEOUS, 'K=1 latest', 'K=1 grace latest']
 
 
 def test_latest_merges_younger_offers_than_fresh(rows):
