@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the syncer does to every value, in one pass over memory.
 //
-// The numpy code of block_codec.py, merge.py and outer.py is the reference:
+// The numpy code of codec.py, merge.py and outer.py is the reference:
 // each function here gives its bits, by the same operations on the same values,
 // each rounded by itself. So nothing here may be contracted (setup.py says
 // -ffp-contract=off), and no sum may be reordered: that of squares has numpy's
@@ -65,7 +65,7 @@ INLINE uint32_t largest_of(const float *x, long n) {
   return largest;
 }
 
-// block_codec._DIVISOR, by bits.
+// codec._DIVISOR, by bits.
 static const float DIVISOR[] = {0, 0, 0, 3.48f, 7.47f, 15.43f, 31.37f, 63.25f,
                                 127.0f};
 
@@ -259,9 +259,9 @@ INLINE float sgd_of(float delta, float trace, Sgd sgd, float *trace_to) {
   return sgd.minus_lr * (sgd.nesterov ? delta + sgd.momentum * moved : moved);
 }
 
-// One round of outer.step, of block after block: SGD of Δ, or where there is no
-// `trace` what another OuterOpt made of it; then what is sent. The next residual
-// serves as u + residual, the next Θ as what is sent, until each is made of it.
+// One round of outer.step, of block after block: SGD of Δ, then what is sent. The
+// next residual serves as u + residual, the next Θ as what is sent, until each is
+// made of it.
 INLINE int round_all(const float *delta, const float *trace,
                      const float *residual, const float *theta, long n,
                      long block, int bits, int scale_bytes, Sgd sgd,
@@ -273,13 +273,9 @@ INLINE int round_all(const float *delta, const float *trace,
     long at = k * block, left = n - at, width = left < block ? left : block;
     long run = left < block ? run_of(left, bits) : whole_run;
     float *restrict wanted = residual_to + at, *restrict sent = theta_to + at;
-    if (trace)
-      for (long j = 0; j < width; j++)
-        wanted[j] = sgd_of(delta[at + j], trace[at + j], sgd, trace_to + at + j) +
-                    residual[at + j];
-    else
-      for (long j = 0; j < width; j++)
-        wanted[j] = delta[at + j] + residual[at + j];
+    for (long j = 0; j < width; j++)
+      wanted[j] = sgd_of(delta[at + j], trace[at + j], sgd, trace_to + at + j) +
+                  residual[at + j];
     uint32_t largest = largest_of(wanted, width);
     if (largest >= INFINITE) return 1;
     uint8_t *to = codes + k * whole_run;
@@ -300,19 +296,7 @@ INLINE int round_all(const float *delta, const float *trace,
 }
 
 // Returns 1 if u + residual is not finite; no result is then written whole.
-CLONES int diloco_send(const float *update, const float *residual,
-                       const float *theta, long n, long block, int bits,
-                       int scale_bytes, uint8_t *data, float *residual_to,
-                       float *theta_to) {
-  Sgd none = {0, 0, 0};
-#define SEND(block, bits, scale_bytes)                                       \
-  return round_all(update, 0, residual, theta, n, block, bits, scale_bytes,  \
-                   none, data, 0, residual_to, theta_to)
-  SPECIALISED(SEND);
-}
-
-// The same of the SGD of Δ; `vectors`: Δ, b, residual, Θ, and the next b,
-// residual and Θ.
+// `vectors`: Δ, b, residual, Θ, and the next b, residual and Θ.
 CLONES int diloco_sgd_send(float *const *vectors, float minus_lr, float momentum,
                            int nesterov, long n, long block, int bits,
                            int scale_bytes, uint8_t *data) {
@@ -322,11 +306,6 @@ CLONES int diloco_sgd_send(float *const *vectors, float minus_lr, float momentum
                    bits, scale_bytes, sgd, data, vectors[4], vectors[5],     \
                    vectors[6])
   SPECIALISED(SGD_SEND);
-}
-
-// Returns the bits of the largest magnitude, of NaN if there is one.
-CLONES uint32_t diloco_largest(const float *x, long n) {
-  return largest_of(x, n);
 }
 
 // Σ x² in the order of numpy's pairwise sum of doubles.
@@ -439,15 +418,6 @@ CLONES int diloco_weighted_sum_encoded(const uint8_t *const *datas,
 #define SUM(block, bits, scale_bytes)                                        \
   return sum_all(datas, cs, m, n, block, bits, scale_bytes, sum, squares), 0
   SPECIALISED(SUM);
-}
-
-CLONES int diloco_sgd(const float *delta, const float *trace, long n,
-                      float minus_lr, float momentum, int nesterov,
-                      float *restrict trace_to, float *restrict update_to) {
-  Sgd sgd = {minus_lr, momentum, nesterov};
-  for (long i = 0; i < n; i++)
-    update_to[i] = sgd_of(delta[i], trace[i], sgd, trace_to + i);
-  return 0;
 }
 
 // CRC-32 as zlib's, of n bytes, a multiple of 16 from 64 up, by products without

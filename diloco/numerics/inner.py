@@ -16,14 +16,29 @@ import jax.numpy as jnp
 import optax
 
 from diloco.numerics.fragments import TensorSpec
-from diloco.numerics.optimizers import INNER, InnerSettings
+from diloco.numerics.optimizers import INNER
 
 PyTree = Any
 Loss = Callable[[PyTree, PyTree, jax.Array], tuple[jax.Array, dict[str, Any]]]
 
 
-def make_inner(
-  optimizer: str = 'adamw',
+def make_inner(optimizer: str = 'adamw', **settings):
+  """Returns the inner optimizer of that name.
+
+  Args:
+    optimizer: a key of `optimizers.INNER`: 'adamw'; or 'sgd': the plain
+      gradient, neither clipped nor decayed, for tests by identities.
+    **settings: those of `adamw`.
+
+  Raises:
+    ValueError: an unknown optimizer, or a number out of range.
+  """
+  if optimizer not in INNER:
+    raise ValueError(f'optimizer {optimizer!r}, must be one of {tuple(INNER)}')
+  return INNER[optimizer](**settings)
+
+
+def adamw(
   b1: float = 0.9,
   b2: float = 0.95,
   eps: float = 1e-8,
@@ -31,12 +46,9 @@ def make_inner(
   clip_norm: float = 1.0,
   specs: Mapping[str, TensorSpec] | None = None,
 ) -> optax.GradientTransformation:
-  """Returns the inner optimizer of that name.
+  """Returns clip by global norm, Adam and decoupled weight decay, in f32.
 
   Args:
-    optimizer: a key of `optimizers.INNER`: 'adamw', clip by global norm, Adam
-      and decoupled weight decay, in f32; or 'sgd': the plain gradient, neither
-      clipped nor decayed, for tests by identities.
     b1: decay of the first moment.
     b2: decay of the second moment.
     eps: added to the root of the second moment.
@@ -48,10 +60,8 @@ def make_inner(
       one is left out entirely. None: every axis counts.
 
   Raises:
-    ValueError: an unknown optimizer, or a number out of range.
+    ValueError: a number out of range.
   """
-  if optimizer not in INNER:
-    raise ValueError(f'optimizer {optimizer!r}, must be one of {tuple(INNER)}')
   for name, value in (('b1', b1), ('b2', b2)):
     if not 0 <= value < 1:
       raise ValueError(f'{name}={value}, must be in [0, 1)')
@@ -62,19 +72,11 @@ def make_inner(
   ):
     if not value >= 0:
       raise ValueError(f'{name}={value}, must be ≥ 0')
-  return INNER[optimizer](
-    InnerSettings(b1, b2, eps, weight_decay, clip_norm, specs)
-  )
-
-
-def adamw(settings: InnerSettings) -> optax.GradientTransformation:
-  """Returns clip by global norm, Adam and decoupled weight decay, in f32."""
-  specs, clip_norm = settings.specs, settings.clip_norm
   chain = optax.chain(
     optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
-    optax.scale_by_adam(b1=settings.b1, b2=settings.b2, eps=settings.eps),
+    optax.scale_by_adam(b1, b2, eps),
     optax.add_decayed_weights(
-      settings.weight_decay, mask=lambda params: decays(params, specs)
+      weight_decay, mask=lambda params: decays(params, specs)
     ),
   )
   if any(spec.role == 'averaged' for spec in (specs or {}).values()):

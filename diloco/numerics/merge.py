@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from diloco.numerics import native
-from diloco.numerics.block_codec import EncodedArray
+from diloco.numerics.codec import EncodedArray
 
 if TYPE_CHECKING:  # The configuration reads `RULES` without jax.
   from diloco.numerics.fragments import Pieces

@@ -39,13 +39,7 @@ _CODEC = (_LONG, _LONG, _INT, _INT)  # Values, block, bits, bytes of a scale.
 _ARGUMENTS = {
   'diloco_encode': (_POINTER, *_CODEC, _POINTER),
   'diloco_decode': (_POINTER, *_CODEC, _POINTER),
-  'diloco_send': (*[_POINTER] * 3, *_CODEC, *[_POINTER] * 3),
   'diloco_sgd_send': (_POINTER, _FLOAT, _FLOAT, _INT, *_CODEC, _POINTER),
-  'diloco_sgd': (
-    *(_POINTER, _POINTER, _LONG, _FLOAT, _FLOAT, _INT),
-    *(_POINTER, _POINTER),
-  ),
-  'diloco_largest': (_POINTER, _LONG),
   'diloco_squares': (_POINTER, _LONG, _POINTER),
   'diloco_inspect': (_POINTER, *_CODEC, _POINTER, _POINTER),
   'diloco_weighted_sum': (*[_POINTER] * 2, _LONG, _LONG, *[_POINTER] * 2),
@@ -97,8 +91,7 @@ def open_library(path: str) -> ctypes.CDLL:
     raise ValueError(f'{path} was compiled from another blocks.c')
   for name, arguments in _ARGUMENTS.items():
     getattr(library, name).argtypes = arguments
-  for name in ('diloco_largest', 'diloco_inspect'):
-    getattr(library, name).restype = ctypes.c_uint32
+  library.diloco_inspect.restype = ctypes.c_uint32
   return library
 
 
@@ -147,26 +140,6 @@ def decode(codec: Blocks, data: np.ndarray, x: np.ndarray) -> bool:
   return True
 
 
-def send(
-  codec: Blocks,
-  update: np.ndarray,
-  residual: np.ndarray,
-  theta: np.ndarray,
-  data: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray] | None:
-  """Encodes u + residual into `data`; returns the next residual and Θ."""
-  library = _of(codec)
-  given = (update, residual, theta)
-  if library is None or not _vectors(*given) or not _plain(data):
-    return None
-  results = np.empty_like(residual), np.empty_like(theta)
-  arguments = _codec(codec, update.size)
-  declined = library.diloco_send(
-    *map(_at, given), *arguments, _at(data), *map(_at, results)
-  )
-  return None if declined else results
-
-
 class Sgd(NamedTuple):
   """The factors of `outer.make_outer`."""
 
@@ -201,30 +174,6 @@ def sgd_send(
   return None if declined else results
 
 
-def sgd(
-  delta: np.ndarray, trace: np.ndarray, factors: Sgd
-) -> tuple[np.ndarray, np.ndarray] | None:
-  """Returns the update and the next trace of `outer.make_outer`."""
-  library = load()
-  if library is None or not _vectors(delta, trace):
-    return None
-  update, trace_to = np.empty_like(delta), np.empty_like(delta)
-  library.diloco_sgd(
-    *(_at(delta), _at(trace), delta.size),
-    *(-factors.lr, factors.momentum, factors.nesterov),
-    *(_at(trace_to), _at(update)),
-  )
-  return update, trace_to
-
-
-def largest(x: np.ndarray) -> float | None:
-  """Returns max |x| of f32, NaN if any is; None if it was not looked for."""
-  library = load()
-  if library is None or not _vectors(x):
-    return None
-  return _magnitude(library.diloco_largest(_at(x), x.size))
-
-
 def squares(x: np.ndarray) -> np.ndarray | None:
   """Returns Σ x² of each `SUM_VALUES` values, f64."""
   library = load()
@@ -238,7 +187,7 @@ def squares(x: np.ndarray) -> np.ndarray | None:
 def inspect(
   codec: Blocks, data: np.ndarray, n: int
 ) -> tuple[float, np.ndarray] | None:
-  """Returns `largest` and `squares` of what uint8 `data` decodes to.
+  """Returns max |x|, NaN if any is, and `squares` of what `data` decodes to.
 
   None also if `weighted_sum_encoded` would decline the codec.
   """
@@ -249,7 +198,8 @@ def inspect(
   bits = library.diloco_inspect(
     _at(data), *_codec(codec, n), _at(sums), _at(room)
   )
-  return _magnitude(bits), sums
+  largest = math.nan if bits > _INFINITE else np.uint32(bits).view(np.float32)
+  return float(largest), sums
 
 
 def weighted_sum(
@@ -302,13 +252,6 @@ def crc32(data: np.ndarray) -> int:
     return zlib.crc32(data)
   rest = data.reshape(-1).view(np.uint8)[whole:]
   return zlib.crc32(rest, crc.value)
-
-
-def _magnitude(bits: int) -> float:
-  """Returns the float of these bits, NaN if they are one."""
-  if bits > _INFINITE:
-    return math.nan
-  return float(np.uint32(bits).view(np.float32))
 
 
 def _sums(n: int) -> np.ndarray:

@@ -29,8 +29,7 @@ from diloco.config.sections import (
 )
 from diloco.fleets import systems, traffic
 from diloco.models.flops import PER_PARAMETER
-from diloco.numerics.block_codec import SCALE_BYTES
-from diloco.numerics.codec import CODECS, bytes_per_value
+from diloco.numerics.codec import CODECS, STORED, bytes_per_value
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.grace import grace_window_s
 from diloco.sizing import memory
@@ -102,7 +101,7 @@ class Situation(Section):
   repair_s: NonNegative = 66.3  # Until a lost slice, or a spare one, is there.
   codec: one_of(CODECS) = 'int4'  # Both ways.
   block_size: int = 128  # Values that share a scale.
-  scale: one_of(SCALE_BYTES) = 'bf16'  # Type of the scales.
+  scale: one_of(STORED) = 'bf16'  # Type of the scales.
   latency_s: NonNegative = 0.05  # One way.
   # Bytes of θ and the inner optimizer's state.
   state_bytes_per_param: float = 12.0

@@ -189,7 +189,7 @@ def test_an_averaged_piece_takes_its_delta_as_it_is():
   assert not np.allclose(plain.theta['b'], state.theta['b'])
 
 
-@pytest.mark.parametrize('name', codec.NAMES)
+@pytest.mark.parametrize('name', codec.CODECS)
 def test_syncer_and_learner_agree_to_the_bit_for_50_rounds(name):
   chosen = codec.make_codec(name, 32)
   rng = np.random.default_rng(2)
@@ -206,7 +206,7 @@ def test_syncer_and_learner_agree_to_the_bit_for_50_rounds(name):
   assert all(isinstance(v, np.ndarray) for v in learner.values())
 
 
-@pytest.mark.parametrize('name', codec.NAMES)
+@pytest.mark.parametrize('name', codec.CODECS)
 def test_what_is_not_sent_is_the_residual(name):
   chosen = codec.make_codec(name, 32)
   rng = np.random.default_rng(3)
