@@ -5,8 +5,9 @@
 // each function here gives its bits, by the same operations on the same values,
 // each rounded by itself. So nothing here may be contracted (setup.py says
 // -ffp-contract=off), and no sum may be reordered: that of squares has numpy's
-// order. What is not finite is declined, and numpy does it. Plain C, called by
-// native.py; it needs no header of Python.
+// order. What is not finite is declined, and numpy does it, as it does all codecs
+// but those of 4 and 8 bits. Plain C, called by native.py; it needs no header of
+// Python.
 
 #include <float.h>
 #include <math.h>
@@ -65,18 +66,12 @@ INLINE uint32_t largest_of(const float *x, long n) {
   return largest;
 }
 
-// codec._DIVISOR, by bits.
-static const float DIVISOR[] = {0, 0, 0, 3.48f, 7.47f, 15.43f, 31.37f, 63.25f,
-                                127.0f};
+// codec._DIVISOR.
+INLINE float divisor_of(int bits) { return bits == 8 ? 127.0f : 7.47f; }
 
 // BlockCodec._width: the bytes of the codes of a block of this many values.
 INLINE long run_of(long width, int bits) {
-  if (bits == 8) return width;
-  if (bits == 4) return (width + 1) / 2;
-  long run = 0;
-  for (int field = 4; field; field >>= 1)
-    if (bits & field) run += (width * field + 7) / 8;
-  return run;
+  return bits == 8 ? width : (width + 1) / 2;
 }
 
 // BlockCodec._storable of the scale of a finite block.
@@ -90,61 +85,15 @@ INLINE float storable(float scale, int bits, int scale_bytes) {
   return float_of((pattern + 0x7fff + (pattern >> 16 & 1)) & 0xffff0000);
 }
 
-// BlockCodec._pack, field by field, of any bits: a level is computed again for
-// each of its fields.
-INLINE void pack_fields(const float *x, long width, float step, int bits,
-                        uint8_t *codes) {
-  for (int field = 4, shift = 0; field; field >>= 1) {
-    if (!(bits & field)) continue;
-    long run = (width * field + 7) / 8;
-    uint32_t mask = (1u << field) - 1;
-    memset(codes, 0, run);
-    for (long i = 0, at = 0; at < width; i++, at += run) {
-      long stop = width - at < run ? width - at : run;
-      for (long j = 0; j < stop; j++)
-        codes[j] |= (bits_of(x[at + j] / step + ROUND) >> shift & mask)
-                    << i * field;
-    }
-    shift += field;
-    codes += run;
-  }
-}
-
-// BlockCodec._unpack of any bits: the fields of a level add up in x, exactly.
-INLINE void unpack_fields(float scale, const uint8_t *codes, long width,
-                          int bits, float *x) {
-  for (int field = 4, shift = 0; field; field >>= 1) {
-    if (!(bits & field)) continue;
-    long run = (width * field + 7) / 8;
-    int mask = (1 << field) - 1;
-    // The highest bit of the last field is the sign.
-    int sign = shift + field == bits ? 1 << (field - 1) : 0;
-    for (long i = 0, at = 0; at < width; i++, at += run) {
-      long stop = width - at < run ? width - at : run;
-      for (long j = 0; j < stop; j++) {
-        int found = ((((codes[j] >> i * field) & mask) ^ sign) - sign);
-        x[at + j] = (shift ? x[at + j] : 0) + (float)(found * (1 << shift));
-      }
-    }
-    shift += field;
-    codes += run;
-  }
-  for (long j = 0; j < width; j++) x[j] *= scale;
-}
-
 // BlockCodec._quantise and ._pack; `run` is the bytes of the block's codes.
 // Returns the scale.
 INLINE float encode_block(const float *x, long width, long run, uint32_t largest,
                           int bits, int scale_bytes, uint8_t *codes) {
-  float scale = storable(float_of(largest) / DIVISOR[bits], bits, scale_bytes);
+  float scale = storable(float_of(largest) / divisor_of(bits), bits, scale_bytes);
   float step = scale == 0 ? 1 : scale;
   if (bits == 8) {
     for (long j = 0; j < run; j++)
       codes[j] = (uint8_t)bits_of(x[j] / step + ROUND);
-    return scale;
-  }
-  if (bits != 4) {
-    pack_fields(x, width, step, bits, codes);
     return scale;
   }
   long both = width - run;  // Bytes with two codes.
@@ -162,10 +111,6 @@ INLINE void decode_block(float scale, const uint8_t *codes, long width, long run
                          int bits, float *x) {
   if (bits == 8) {
     for (long j = 0; j < run; j++) x[j] = (float)(int8_t)codes[j] * scale;
-    return;
-  }
-  if (bits != 4) {
-    unpack_fields(scale, codes, width, bits, x);
     return;
   }
   long both = width - run;
@@ -228,8 +173,7 @@ INLINE void decode_span(const uint8_t *data, long n, long block, int bits,
 #define SPECIALISED(CALL)                                  \
   if (bits == 4 && scale_bytes == 2 && block == 128) CALL(128, 4, 2); \
   if (bits == 4) CALL(block, 4, scale_bytes);              \
-  if (bits == 8) CALL(block, 8, scale_bytes);              \
-  CALL(block, bits, scale_bytes)
+  CALL(block, 8, scale_bytes)
 
 // Returns 1 if a value is not finite; `data` is then not written whole.
 CLONES int diloco_encode(const float *x, long n, long block, int bits,

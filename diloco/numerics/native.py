@@ -25,7 +25,7 @@ SOURCE = pathlib.Path(__file__).with_name('blocks.c')
 SUM_VALUES = 1 << 16  # As in `blocks.c`; of one sum of squares.
 TILE_VALUES = 512  # As there; blocks of a codec must divide it to be summed.
 _CRC_BYTES, _CRC_BYTES_MIN = 16, 64
-_BITS_MIN = 3  # Of one value; codes of fewer have no level 0, numpy has them.
+_BITS = (4, 8)  # Of one value; numpy has all others.
 _INFINITE = 0x7F80_0000
 
 # Of a file of 64 bits: offsets of the tables of segments and sections, then the
@@ -263,7 +263,7 @@ def _pointers(arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _of(codec: Blocks) -> ctypes.CDLL | None:
-  return load() if codec.bits >= _BITS_MIN else None
+  return load() if codec.bits in _BITS else None
 
 
 def _codec(codec: Blocks, n: int) -> tuple[int, int, int, int]:

@@ -5,7 +5,6 @@ import collections
 from collections.abc import Callable
 
 from diloco.protocol import messages
-from diloco.protocol.config import UPDATES_KEPT
 from diloco.transport.control_server import ControlSession
 
 Key = tuple[int, int]  # (learner, incarnation)
@@ -16,14 +15,17 @@ class LearnerSession:
 
   A message about bytes that a shard has yet to offer keeps its place in the
   order; later messages wait for it.
+
+  Args:
+    offers_max: how many can be on offer at once.
   """
 
-  def __init__(self, session: ControlSession):
+  def __init__(self, session: ControlSession, offers_max: int):
     self.session = session
+    self._offers_max = offers_max
     self._waiting: collections.deque[MessageReservation] = collections.deque()
-    # (codec, fragment) → handles; older ones of a kind are gone.
-    self._offered: dict[tuple[str, int], collections.deque[int]] = {}
-    self._nbytes: dict[int, int] = {}  # Bytes on offer, by handle.
+    # Bytes on offer, by handle in the order of the offers.
+    self._nbytes: dict[int, int] = {}
 
   def send(self, message):
     """Sends a message after all that were sent, or reserved a place, before."""
@@ -35,14 +37,11 @@ class LearnerSession:
     self._waiting.append(place)
     return place
 
-  def note_offer(self, fragment: int, payload: messages.Payload):
-    """Notes an offer that can be fetched now; the oldest is not any more."""
-    kind = payload.codec, fragment
-    offered = self._offered.setdefault(kind, collections.deque())
-    if len(offered) == UPDATES_KEPT:
-      self.retire(offered.popleft())
-    offered.append(payload.handle)
+  def note_offer(self, payload: messages.Payload):
+    """Notes an offer that can be fetched now."""
     self._nbytes[payload.handle] = payload.nbytes
+    if len(self._nbytes) > self._offers_max:
+      del self._nbytes[next(iter(self._nbytes))]
 
   def retire(self, handle: int) -> int:
     """Drops a fetched offer; returns its bytes, or 0 if unknown."""

@@ -17,6 +17,7 @@ from diloco.metrics.status import RunStatus
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
+from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run.event_log import SyncerEventLog, closing_line, line_of
 from diloco.run.spec import RunSpec
@@ -42,8 +43,6 @@ from diloco.transport.control_channel import ControlLimits
 from diloco.transport.control_server import ControlServer, ControlSession
 from diloco.transport.data_plane import DataPlane
 
-SHARD_SILENCE_S = 6.0  # At patience 1; a shard speaks at least once a second.
-LOOK_SLACK_S = 1.0
 INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
 SHARE_MAX = 64  # Of these, messages of one session.
 STATUS_EVERY_S = 1.0
@@ -98,11 +97,7 @@ class SyncerServer:
       found.run_crcs,
       say=lambda key, message: self._send(*key, message),
     )
-    self._shard_sessions: dict[
-      ControlSession, int
-    ] = {}  # Changed like `_keys`.
     self._farewells: list[tuple[Key, messages.Done]] = []
-    self._looked_s = time.monotonic()
     self._silence = SilenceLimits(self._machine)
     self._tape = SyncerEventLog(workdir.tape)
     self._stats.resume_work(self._tape.newest_first())
@@ -110,9 +105,8 @@ class SyncerServer:
       self._tape.complete(found.published)
     self._standing_said = False
     self._say_standing()
-    self._keys: dict[
-      ControlSession, Key
-    ] = {}  # Changed by the sessions' threads.
+    # Of learners and of shards; changed by the sessions' threads.
+    self._keys: dict[ControlSession, Key | int] = {}
     self._peers = LearnerSessions(ids=config.data.shards)
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
     limits = ControlLimits(sessions_max=run_spec.limits.sessions)
@@ -184,18 +178,20 @@ class SyncerServer:
     if isinstance(message, messages.OPENING):
       self._keys[session] = message.learner, message.incarnation
     if isinstance(message, orders.ShardHello):
-      self._shard_sessions[session] = message.shard
-    if session in self._shard_sessions:
-      event = ShardAnswer(self._shard_sessions[session], message)
+      self._keys[session] = message.shard
+    key = self._keys[session]
+    if isinstance(key, int):
+      event = ShardAnswer(key, message)
     else:
-      event = syncer_events.Heard(*self._keys[session], message)
+      event = syncer_events.Heard(*key, message)
     self._inbox.tell_from(session, (event, session))
 
   def _on_closed(self, session: ControlSession, reason: str):
-    if session in self._shard_sessions:
-      event = ShardLost(self._shard_sessions.pop(session), reason)
+    key = self._keys.pop(session)
+    if isinstance(key, int):
+      event = ShardLost(key, reason)
     else:
-      event = syncer_events.Lost(*self._keys.pop(session), reason)
+      event = syncer_events.Lost(*key, reason)
     self._inbox.tell((event, session))
 
   def _handle_next(self):
@@ -220,21 +216,8 @@ class SyncerServer:
         self._handle(each)
     elif session is None or may_speak(self._peers, session, event):
       self._handle(event)
-    self._end_silent_shards()
-
-  def _end_silent_shards(self):
-    """Drops shards that are silent: other processes wait for their bytes."""
-    now_s = time.monotonic()
-    away_s, self._looked_s = now_s - self._looked_s, now_s
-    limit_s = SHARD_SILENCE_S * self._config.protocol.patience
-    if away_s > STATUS_EVERY_S + LOOK_SLACK_S:
-      self._shards.excuse_silence(away_s)  # This process itself was suspended.
-    for shard in self._shards.silent(now_s - limit_s):
-      reason = f'silent for {limit_s:.1f} s'
-      session = self._shards.session_of(shard)
-      event = self._shards.lose(shard, reason)
-      session.close(reason)
-      self._handle(event)
+    for each in self._shards.end_silent():
+      self._handle(each)
 
   def _handle(self, event: syncer_events.Event):
     effects = self._machine.handle(event, time.monotonic())
@@ -294,7 +277,8 @@ class SyncerServer:
     if addresses is None:  # The machine will get a `Lost` event.
       session.close(f'addresses {hello.addresses} are of no use')
       return
-    peer = LearnerSession(session)
+    fragments = self._config.protocol.fragments
+    peer = LearnerSession(session, (UPDATES_KEPT + 1) * fragments)
     self._peers.add(key, peer)
     peer.send(
       messages.Welcome(
@@ -367,7 +351,7 @@ class SyncerServer:
     def say(key: Key, payload: messages.Payload, part_crcs: tuple[int, ...]):
       peer = self._peers.get(key)
       if peer is not None:
-        peer.note_offer(effect.fragment, payload)
+        peer.note_offer(payload)
       places[key].send(effect.update(key, payload, merged.crc, part_crcs))
 
     self._shards.publish(effect.fragment, merged, places, say)
@@ -392,7 +376,7 @@ class SyncerServer:
     place = peer.reserve()
 
     def say(payload: messages.Payload, part_crcs: tuple[int, ...]):
-      peer.note_offer(p, payload)
+      peer.note_offer(payload)
       place.send(
         messages.FullFragment(
           p, version, payload, crc, *effect.merged, part_crcs

@@ -56,8 +56,79 @@ class Found:
   run_crcs: tuple[int | None, ...]
 
 
-class SyncerDisk:
-  """One run's ledger and checkpoints of Θ; only this process may write there.
+class StatesDisk:
+  """One process's checkpoints of its fragments; only it may write there.
+
+  Args:
+    model: Θ; takes what a checkpoint has.
+    sync: True if a written ledger has to survive a loss of power.
+
+  Attributes:
+    saved_round: the last round that is in a checkpoint of this process.
+  """
+
+  def __init__(
+    self,
+    run_spec: RunSpec,
+    folder: pathlib.Path,
+    model: OuterState,
+    sync: bool = False,
+  ):
+    checkpoint = run_spec.config.checkpoint
+    self._folder = folder
+    self._model = model
+    self._identity = {**run_spec.fingerprints, 'name': run_spec.config.name}
+    self._records = SyncerRecords(
+      folder,
+      keep_latest=checkpoint.keep_latest,
+      keep_best=checkpoint.keep_best,
+      every_rounds=checkpoint.syncer_every_rounds,
+      say=logging.warning,
+      sync=sync,
+    )
+    self.saved_round = 0
+
+  def occupy(self):
+    """Locks the folder; call it first. See `SyncerRecords.occupy`."""
+    self._records.occupy()
+
+  def close(self):
+    """Waits for the save in progress."""
+    self._records.close(CLOSE_S)
+
+  def _same_run(self, begun: dict) -> dict:
+    """Returns the fingerprints that a run begun with these has now.
+
+    Raises:
+      BrokenRecord: it is another run than this.
+    """
+    theirs = run_config.extended(self._identity, begun)
+    if differing := run_config.differences(self._identity, theirs):
+      raise BrokenRecord(f'{self._folder} is of another run: {differing}')
+    return theirs
+
+  def _restore(self) -> dict[int, int]:
+    """Restores what is here from a checkpoint; returns its versions, by
+    fragment.
+    """
+    owned = self._model.owned
+    found = self._records.restore([self._model.template(p) for p in owned])
+    if found is None:
+      return {}
+    for p, state in zip(owned, found[1]):
+      self._model.restore(p, state)
+    return dict(zip(owned, found[0]))
+
+  def _save(self, closed_round: int, loss: float | None, record=None):
+    """Starts to save all fragments as they are."""
+    owned = self._model.owned
+    states = [self._model.state(p) for p in owned]
+    if self._records.save(closed_round, states, loss, owned, record):
+      self.saved_round = closed_round
+
+
+class SyncerDisk(StatesDisk):
+  """One run's ledger and checkpoints.
 
   Args:
     model: Θ; takes what a checkpoint has.
@@ -65,7 +136,6 @@ class SyncerDisk:
     stop: set when the process has to leave; None: never.
 
   Attributes:
-    saved_round: the last round that is in a checkpoint of this process.
     final_crcs: CRCs of the result, by fragment, once the run has ended.
     total_steps: the length of the run.
   """
@@ -78,40 +148,18 @@ class SyncerDisk:
     stats: RunStats,
     stop: threading.Event | None = None,
   ):
+    config = run_spec.config
+    super().__init__(run_spec, workdir.syncer, model, config.checkpoint.fsync)
     self._run_spec = run_spec
-    self._folder = workdir.syncer
     self._summary = workdir.summary
-    self.total_steps = run_spec.config.protocol.total_steps
-    self._model = model
+    self.total_steps = config.protocol.total_steps
     self._stats = stats
     self._stop = stop or threading.Event()
-    checkpoint = run_spec.config.checkpoint
-    self._records = SyncerRecords(
-      workdir.syncer,
-      keep_latest=checkpoint.keep_latest,
-      keep_best=checkpoint.keep_best,
-      every_rounds=checkpoint.syncer_every_rounds,
-      say=logging.warning,
-      sync=checkpoint.fsync,
-    )
-    config = run_spec.config
-    self._identity = {**run_spec.fingerprints, 'name': config.name}
-    owners, own = run_spec.owners, model.owned
-    self._owned = own
-    # If other shards own pieces, too, they report what they hold.
-    self._away = tuple(
-      p
-      for p in range(config.protocol.fragments)
-      if owners.of_fragment(p) != (0,)
-    )
-    self.saved_round = 0
+    # Other shards report what they hold.
+    self._away = tuple(p for p, owner in enumerate(run_spec.owners.of) if owner)
     self.final_crcs: tuple[int, ...] | None = None
     self._published: dict | None = None
     self._kept: tuple | None = None  # The ledger's last contents.
-
-  def occupy(self):
-    """Locks the folder; call it first. See `SyncerRecords.occupy`."""
-    self._records.occupy()
 
   def begin(self) -> Found:
     """Starts a new run, or resumes the one in this folder.
@@ -129,15 +177,21 @@ class SyncerDisk:
       own = self._model.crcs()
       return Found(machine, False, versions, own, None, versions, crcs)
     begun = found[1]['fingerprints']
-    theirs = run_config.extended(self._identity, begun)
-    if differing := run_config.differences(self._identity, theirs):
-      raise BrokenRecord(f'{self._folder} is of another run: {differing}')
-    held, states = self._read_fragments()
+    theirs = self._same_run(begun)
+    restored = self._restore()
+    held = tuple(restored.get(p, 0) for p in range(config.protocol.fragments))
     # Values from a checkpoint that turned out to be broken do not count.
     ledger, counts, crcs = self._records.read_ledger() or found
     if theirs != begun:
       ledger = self._extended(ledger)
-    self._restore_fragments(ledger, held, states)
+    newer = [p for p in restored if held[p] > ledger.versions[p]]
+    if newer:
+      p = newer[0]
+      raise BrokenRecord(
+        f'{self._folder}: the checkpoint has version {held[p]} of fragment '
+        f'{p}, the ledger only {ledger.versions[p]}, and there is none within '
+        'the checkpoint'
+      )
     self._stats.resume(ledger, counts['board'])
     logging.info(
       'resumed after round %d at step %d; versions %s, here %s',
@@ -174,34 +228,6 @@ class SyncerDisk:
     initial = self._run_spec.initial_fragments()
     layout = self._run_spec.layout
     return tuple(map(payload.crc, initial, layout.fragments))
-
-  def _read_fragments(self) -> tuple[tuple[int, ...], dict]:
-    """Returns the versions of all fragments, and the states of those here."""
-    fragments = self._owned
-    restored = self._records.restore(
-      [self._model.template(p) for p in fragments]
-    )
-    held = [0] * self._run_spec.config.protocol.fragments
-    if restored is None:
-      return tuple(held), {}
-    for p, version in zip(fragments, restored[0]):
-      held[p] = version
-    return tuple(held), dict(zip(fragments, restored[1]))
-
-  def _restore_fragments(
-    self, ledger: Ledger, versions: tuple[int, ...], states: dict
-  ):
-    fragments = tuple(states)
-    newer = [p for p in fragments if versions[p] > ledger.versions[p]]
-    if newer:
-      p = newer[0]
-      raise BrokenRecord(
-        f'{self._folder}: the checkpoint has version {versions[p]} of '
-        f'fragment {p}, the ledger only {ledger.versions[p]}, and there is '
-        f'none within the checkpoint'
-      )
-    for p in fragments:
-      self._model.restore(p, states[p])
 
   def keep(
     self,
@@ -275,13 +301,8 @@ class SyncerDisk:
     """Starts to save all fragments as they are now, unless they are saved."""
     if ledger.closed_round == self.saved_round:
       return
-    states = [self._model.state(p) for p in self._owned]
-    loss = self._stats.mean_loss()
     record = ledger, self._counts(), crcs
-    if self._records.save(
-      ledger.closed_round, states, loss, self._owned, record
-    ):
-      self.saved_round = ledger.closed_round
+    self._save(ledger.closed_round, self._stats.mean_loss(), record)
 
   def save_last(self, ledger: Ledger, crcs: tuple[int | None, ...]):
     """Saves all fragments for a process that leaves, after the save in
@@ -290,73 +311,37 @@ class SyncerDisk:
     self._records.wait(CLOSE_S)
     self.save(ledger, crcs)
 
-  def close(self):
-    """Waits for the save in progress."""
-    self._records.close(CLOSE_S)
 
+class ShardDisk(StatesDisk):
+  """The checkpoints of a shard that does not lead.
 
-# The checkpoints of a shard that does not lead.
-#
-# There is no ledger: the lead knows which versions the run has. What is here
-# may be older, and is then recovered from learners.
-
-
-class ShardDisk:
-  """One shard's checkpoints.
+  There is no ledger: the lead knows which versions the run has. What is here
+  may be older, and is then recovered from learners.
 
   Raises:
     BrokenRecord: the folder belongs to another run, or to another live process.
   """
 
   def __init__(self, run_spec: RunSpec, workdir: Workdir, shard: Shard):
-    checkpoint = run_spec.config.checkpoint
-    self._shard = shard
-    self._saved_round = 0
     folder = workdir.syncer_shard(shard.shard)
-    self._records = SyncerRecords(
-      folder,
-      keep_latest=checkpoint.keep_latest,
-      keep_best=checkpoint.keep_best,
-      every_rounds=checkpoint.syncer_every_rounds,
-      say=logging.warning,
-    )
-    self._records.occupy()
-    identity = {**run_spec.fingerprints, 'name': run_spec.config.name}
+    super().__init__(run_spec, folder, shard.model)
+    self.occupy()
     path = folder / IDENTITY
     found = _read_identity(path)
-    if found is None:
-      files.write_json(path, identity)
-    elif differing := run_config.differences(
-      identity, run_config.extended(identity, found)
-    ):
-      raise BrokenRecord(f'{folder} is of another run: {differing}')
-    elif identity != found:
-      files.write_json(path, identity)
+    if found is not None:
+      self._same_run(found)
+    if found != self._identity:
+      files.write_json(path, self._identity)
     self._restore()
-
-  def _restore(self):
-    model = self._shard.model
-    found = self._records.restore([model.template(p) for p in model.owned])
-    if found is None:
-      return
-    for p, state in zip(model.owned, found[1]):
-      model.restore(p, state)
 
   def save(self, closed_round: int, loss: float | None, wait: bool):
     """Starts to save all pieces as they are; with `wait`, finishes it."""
-    if closed_round > self._saved_round:
-      model = self._shard.model
-      states = [model.state(p) for p in model.owned]
-      if wait:
-        self._records.wait(CLOSE_S)
-      if self._records.save(closed_round, states, loss, model.owned):
-        self._saved_round = closed_round
     if wait:
       self._records.wait(CLOSE_S)
-
-  def close(self):
-    """Waits for the save in progress."""
-    self._records.close(CLOSE_S)
+    if closed_round > self.saved_round:
+      self._save(closed_round, loss)
+    if wait:
+      self._records.wait(CLOSE_S)
 
 
 def _read_identity(path: pathlib.Path) -> dict | None:

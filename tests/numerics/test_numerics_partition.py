@@ -106,7 +106,7 @@ def test_any_rectangle_of_any_piece_can_be_cut_out(seed):
     first = rng.randrange(size)
     ranges.append((first, rng.randint(first + 1, size)))
   box = Slice(piece, tuple(ranges))
-  codec = make_codec(rng.choice(CODECS), rng.choice((8, 16)))
+  codec = make_codec(rng.choice(list(CODECS)), rng.choice((8, 16)))
   data = payload.encode(_random([piece], seed), [piece], codec)
   whole = payload.decode(data, [piece], codec)[piece.name]
   found = payload.decode_cut(

@@ -110,8 +110,6 @@ def test_meter_counts_what_sockets_carried_also_after_their_close():
       deadline = time.monotonic() + WAIT_S
       while (seen := sockets_meter.sample()).sent < 100_000:
         assert time.monotonic() < deadline, seen
-      total = sockets.socket_bytes()
-      assert total.received >= 100_000
       # The handshake's SYN counts as one byte.
       assert 100_000 <= seen.sent <= 100_002
       assert seen.received == 100_000
