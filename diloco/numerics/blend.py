@@ -49,16 +49,9 @@ RULES = {
 def make_blend(name: str, alpha: float = 0.0) -> Blend:
   """Returns the rule `name` as a function of (θ, Θ, s), each by piece name.
 
-  Raises:
-    ValueError: an unknown name, alpha outside [0, 1], or alpha of a rule that
-      takes none.
+  Args:
+    alpha: in [0, 1]; 0 for a rule that takes none.
   """
-  if name not in RULES:
-    raise ValueError(f'blend {name!r}, must be one of {tuple(RULES)}')
-  if not 0 <= alpha <= 1:
-    raise ValueError(f'alpha={alpha}, must be in [0, 1]')
-  if alpha and not RULES[name].takes_alpha:
-    raise ValueError(f'alpha={alpha} has no meaning for {name!r}')
   blend = RULES[name].blend
 
   def blended(theta: Arrays, new: Arrays, snapshot: Arrays):

@@ -125,17 +125,8 @@ def make_layout(
       rest over P - 1 (the paper).
 
   Raises:
-    ValueError: an argument is out of range, or a fragment would be empty.
+    ValueError: a fragment would be empty, or a scheme lacks its tensors.
   """
-  for name, value, known in (
-    ('scheme', scheme, SCHEMES),
-    ('embedding', embedding, EMBEDDINGS),
-  ):
-    if value not in known:
-      raise ValueError(f'{name}={value!r}, must be one of {tuple(known)}')
-  if fragments < 1:
-    raise ValueError(f'fragments={fragments}, must be at least 1')
-
   tables = [
     _whole(path, spec)
     for path, spec in sorted(specs.items())

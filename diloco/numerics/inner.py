@@ -16,26 +16,9 @@ import jax.numpy as jnp
 import optax
 
 from diloco.numerics.fragments import TensorSpec
-from diloco.numerics.optimizers import INNER
 
 PyTree = Any
 Loss = Callable[[PyTree, PyTree, jax.Array], tuple[jax.Array, dict[str, Any]]]
-
-
-def make_inner(optimizer: str = 'adamw', **settings):
-  """Returns the inner optimizer of that name.
-
-  Args:
-    optimizer: a key of `optimizers.INNER`: 'adamw'; or 'sgd': the plain
-      gradient, neither clipped nor decayed, for tests by identities.
-    **settings: those of `adamw`.
-
-  Raises:
-    ValueError: an unknown optimizer, or a number out of range.
-  """
-  if optimizer not in INNER:
-    raise ValueError(f'optimizer {optimizer!r}, must be one of {tuple(INNER)}')
-  return INNER[optimizer](**settings)
 
 
 def adamw(
@@ -58,20 +41,7 @@ def adamw(
     specs: the model's tensors. The layer axis of a 'stacked' one is not
       counted, so that the norms of a scanned model count as 1-D. An 'averaged'
       one is left out entirely. None: every axis counts.
-
-  Raises:
-    ValueError: a number out of range.
   """
-  for name, value in (('b1', b1), ('b2', b2)):
-    if not 0 <= value < 1:
-      raise ValueError(f'{name}={value}, must be in [0, 1)')
-  for name, value in (
-    ('eps', eps),
-    ('weight_decay', weight_decay),
-    ('clip_norm', clip_norm),
-  ):
-    if not value >= 0:
-      raise ValueError(f'{name}={value}, must be ≥ 0')
   chain = optax.chain(
     optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
     optax.scale_by_adam(b1, b2, eps),
@@ -95,7 +65,7 @@ def decays(
 ) -> PyTree:
   """Returns which tensors weight decay acts on: those of two axes or more.
 
-  `params` may be flat or nested dicts; `specs` is by path, see `make_inner`.
+  `params` may be flat or nested dicts; `specs` is by path, see `adamw`.
   """
 
   def decay(path, param) -> bool:
@@ -126,8 +96,8 @@ class TrainStep:
 
   Attributes:
     loss: (params, batch, rng) -> (scalar, metrics).
-    inner: from `make_inner`; its state is `inner.init(params)`.
-    specs: the same as for `make_inner`.
+    inner: from `optimizers.INNER`; its state is `inner.init(params)`.
+    specs: the same as for `adamw`.
     accumulate: see `accumulated`.
   """
 

@@ -119,12 +119,9 @@ def merge(
       rows (`config.build` refuses it).
 
   Raises:
-    ValueError: an unknown rule, learners without weight or the reverse, a
-      weight negative or not finite, or all weights zero.
+    ValueError: learners without weight or the reverse, a weight negative or not
+      finite, or all weights zero.
   """
-  for name in (rule, embedding_rule):
-    if name not in RULES:
-      raise ValueError(f'merge rule {name!r}, must be one of {tuple(RULES)}')
   if contributions.keys() != weights.keys():
     raise ValueError(
       f'contributions of {sorted(contributions)}, weights of {sorted(weights)}'

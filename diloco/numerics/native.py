@@ -16,9 +16,12 @@ import pathlib
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+  from diloco.numerics.codec import BlockCodec
 
 MODULE = 'diloco.numerics._blocks'
 SOURCE = pathlib.Path(__file__).with_name('blocks.c')
@@ -49,14 +52,6 @@ _ARGUMENTS = {
   ),
   'diloco_crc32': (_POINTER, _LONG, _POINTER),
 }
-
-
-class Blocks(Protocol):
-  """A block codec, as the compiled code needs to know it."""
-
-  bits: int
-  block_size: int
-  scale_bytes: int
 
 
 @functools.cache
@@ -122,7 +117,7 @@ def _check_whole(path: str):
     raise ValueError(f'{path} is cut: {len(data)} of {needed} bytes')
 
 
-def encode(codec: Blocks, x: np.ndarray, data: np.ndarray) -> bool:
+def encode(codec: 'BlockCodec', x: np.ndarray, data: np.ndarray) -> bool:
   """Encodes f32 [n] into uint8 `data`; False if it was not."""
   library = _of(codec)
   if library is None or not _plain(x, data):
@@ -131,7 +126,7 @@ def encode(codec: Blocks, x: np.ndarray, data: np.ndarray) -> bool:
   return not library.diloco_encode(_at(x), *arguments, _at(data))
 
 
-def decode(codec: Blocks, data: np.ndarray, x: np.ndarray) -> bool:
+def decode(codec: 'BlockCodec', data: np.ndarray, x: np.ndarray) -> bool:
   """Decodes uint8 `data` into f32 [n]; False if it was not."""
   library = _of(codec)
   if library is None or not _plain(data, x):
@@ -149,7 +144,7 @@ class Sgd(NamedTuple):
 
 
 def sgd_send(
-  codec: Blocks,
+  codec: 'BlockCodec',
   sgd: Sgd,
   given: Sequence[np.ndarray],
   data: np.ndarray,
@@ -185,7 +180,7 @@ def squares(x: np.ndarray) -> np.ndarray | None:
 
 
 def inspect(
-  codec: Blocks, data: np.ndarray, n: int
+  codec: 'BlockCodec', data: np.ndarray, n: int
 ) -> tuple[float, np.ndarray] | None:
   """Returns max |x|, NaN if any is, and `squares` of what `data` decodes to.
 
@@ -218,7 +213,7 @@ def weighted_sum(
 
 
 def weighted_sum_encoded(
-  codec: Blocks,
+  codec: 'BlockCodec',
   factors: Sequence[float],
   datas: Sequence[np.ndarray],
   shape: tuple[int, ...],
@@ -262,11 +257,11 @@ def _pointers(arrays: Sequence[np.ndarray]) -> np.ndarray:
   return np.array([_at(x) for x in arrays], np.uintp)
 
 
-def _of(codec: Blocks) -> ctypes.CDLL | None:
+def _of(codec: 'BlockCodec') -> ctypes.CDLL | None:
   return load() if codec.bits in _BITS else None
 
 
-def _codec(codec: Blocks, n: int) -> tuple[int, int, int, int]:
+def _codec(codec: 'BlockCodec', n: int) -> tuple[int, int, int, int]:
   return n, codec.block_size, codec.bits, codec.scale_bytes
 
 

@@ -34,9 +34,8 @@ from diloco.syncer.shard import Shard
 from diloco.syncer.shard_coordinator import (
   ShardAnswer,
   ShardCoordinator,
-  ShardLost,
 )
-from diloco.syncer.stats import RunStats, SilenceLimits
+from diloco.syncer.stats import RunStats
 from diloco.syncer.storage import NotKept, SyncerDisk
 from diloco.transport import auth
 from diloco.transport.control_channel import ControlLimits
@@ -87,22 +86,22 @@ class SyncerServer:
       run_spec, workdir, self._model, self._stats, self._stop
     )
     self._disk.occupy()
-    found = self._disk.begin()
-    self._machine, self._ended = found.machine, found.ended
+    self._machine = self._disk.begin()
+    ledger = self._machine.ledger()
+    self._ended = ledger.ended
     self._results = Results(run_spec, workdir, self._stats, self._stop, tell)
     self._shards = ShardCoordinator(
       run_spec,
       self._lead,
-      found.run_versions,
-      found.run_crcs,
+      ledger.versions,
+      self._disk.crcs,
       say=lambda key, message: self._send(*key, message),
     )
     self._farewells: list[tuple[Key, messages.Done]] = []
-    self._silence = SilenceLimits(self._machine)
     self._tape = SyncerEventLog(workdir.tape)
     self._stats.resume_work(self._tape.newest_first())
-    if found.published:
-      self._tape.complete(found.published)
+    if self._disk.published:
+      self._tape.complete(self._disk.published)
     self._standing_said = False
     self._say_standing()
     # Of learners and of shards; changed by the sessions' threads.
@@ -179,20 +178,17 @@ class SyncerServer:
       self._keys[session] = message.learner, message.incarnation
     if isinstance(message, orders.ShardHello):
       self._keys[session] = message.shard
-    key = self._keys[session]
-    if isinstance(key, int):
-      event = ShardAnswer(key, message)
-    else:
-      event = syncer_events.Heard(*key, message)
+    event = self._event_of(self._keys[session], message, syncer_events.Heard)
     self._inbox.tell_from(session, (event, session))
 
   def _on_closed(self, session: ControlSession, reason: str):
-    key = self._keys.pop(session)
-    if isinstance(key, int):
-      event = ShardLost(key, reason)
-    else:
-      event = syncer_events.Lost(*key, reason)
+    event = self._event_of(self._keys.pop(session), reason, syncer_events.Lost)
     self._inbox.tell((event, session))
+
+  def _event_of(self, key: Key | int, said, of_learner: type):
+    if isinstance(key, int):
+      return ShardAnswer(key, said)
+    return of_learner(*key, said)
 
   def _handle_next(self):
     """Handles one event, or the tick that the machine asked for."""
@@ -207,11 +203,11 @@ class SyncerServer:
     if isinstance(item, BaseException):
       raise item
     event, session = item
-    if isinstance(event, syncer_events.Lost | ShardLost):
+    if isinstance(getattr(event, 'answer', event), str | syncer_events.Lost):
       self._inbox.forget(session)
     elif session is not None:
       self._inbox.was_read(session)
-    if isinstance(event, ShardAnswer | ShardLost):
+    if isinstance(event, ShardAnswer):
       for each in self._shards.events_of(self._machine, session, event):
         self._handle(each)
     elif session is None or may_speak(self._peers, session, event):
@@ -224,7 +220,6 @@ class SyncerServer:
     if isinstance(event, syncer_events.Back):
       self._say_standing()
     self._stats.note_event(event)
-    self._silence.note_event(event)
     for effect in effects:
       self._perform(effect)
       at_s = self._tape.write(effect, self._shards.crcs())

@@ -62,15 +62,8 @@ class ShardAnswer:
   """A shard's answer, on its way to the machine's thread."""
 
   shard: int
-  answer: object  # One of shard_messages.FROM_SHARD.
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardLost:
-  """The stream of a shard's session has closed."""
-
-  shard: int
-  reason: str
+  # One of shard_messages.FROM_SHARD; a text: why its session has closed.
+  answer: object
 
 
 def _never(answer: orders.PartFailed | None):
@@ -248,24 +241,19 @@ class ShardCoordinator:
     self,
     machine: Syncer,
     session: ControlSession | None,
-    said: ShardAnswer | ShardLost,
+    said: ShardAnswer,
   ) -> Iterator[events.Event]:
     """Yields the machine's events for a shard's message.
 
     A session of None is the lead's.
     """
-    event = None
-    if session is None:
-      event = self.heard(said)
-    elif isinstance(getattr(said, 'answer', None), orders.ShardHello):
+    if isinstance(said.answer, orders.ShardHello):
       yield from self._welcome(machine, session, said.answer)
-    elif self._session_of(said.shard) is not session:
+    elif session is not self._session_of(said.shard):
       return  # It was replaced.
-    elif isinstance(said, ShardLost):
-      event = self.lose(said.shard, said.reason)
-    else:
-      event = self.heard(said)
-    if event is not None:
+    elif isinstance(said.answer, str):
+      yield self.lose(said.shard, said.answer)
+    elif (event := self.heard(said)) is not None:
       yield event
 
   def _welcome(

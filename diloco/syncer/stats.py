@@ -10,8 +10,6 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 
-from absl import logging
-
 from diloco.config.run_config import RunConfig
 from diloco.metrics import ages as ages_lib
 from diloco.metrics import figures
@@ -22,11 +20,8 @@ from diloco.metrics.status import REFUSALS, LearnerStatus
 from diloco.protocol import messages
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import Ledger
 from diloco.run import tape_events
-
-TELL_FACTOR = 2.0  # A smaller change is not worth a log line.
 
 
 @dataclasses.dataclass
@@ -334,23 +329,3 @@ class RunStats:
 
 def _in_order(left: syncer_events.LogDecision) -> bool:
   return left.reason.startswith('goodbye')
-
-
-class SilenceLimits:
-  """The limits last logged, by learner; for one thread."""
-
-  def __init__(self, machine: Syncer):
-    self._machine = machine
-    self._told_s: dict[int, float] = {}
-
-  def note_event(self, event):
-    """Logs the limits that an event has changed; a step may change them."""
-    if not isinstance(getattr(event, 'message', None), messages.Report):
-      return
-    learner = event.learner
-    limit_s = self._machine.silence_max_s(learner)
-    told_s = self._told_s.get(learner, 0.0)
-    if limit_s is None or 1 / TELL_FACTOR <= told_s / limit_s <= TELL_FACTOR:
-      return
-    self._told_s[learner] = limit_s
-    logging.info('time-out: learner %d may be silent %.1f s', learner, limit_s)

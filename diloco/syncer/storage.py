@@ -32,30 +32,6 @@ class NotKept(Exception):
   """The process has to stop, and the disk has not taken the last close."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-  """The state that a process of the syncer starts from.
-
-  Attributes:
-    machine: a new one, or one restored from the ledger.
-    ended: True if the run is over already.
-    versions: version of each fragment that is here; learners may have newer
-      ones.
-    crcs: CRCs of their bytes.
-    published: the tape line of the last close; None: there was none.
-    run_versions: version of each fragment, from the ledger.
-    run_crcs: CRCs of their bytes.
-  """
-
-  machine: Syncer
-  ended: bool
-  versions: tuple[int, ...]
-  crcs: tuple[int, ...]
-  published: dict | None
-  run_versions: tuple[int, ...]
-  run_crcs: tuple[int | None, ...]
-
-
 class StatesDisk:
   """One process's checkpoints of its fragments; only it may write there.
 
@@ -136,6 +112,9 @@ class SyncerDisk(StatesDisk):
     stop: set when the process has to leave; None: never.
 
   Attributes:
+    crcs: CRC of every fragment at the ledger's versions, after `begin`; None:
+      unknown.
+    published: the tape line of the last close; None: there was none.
     final_crcs: CRCs of the result, by fragment, once the run has ended.
     total_steps: the length of the run.
   """
@@ -158,11 +137,12 @@ class SyncerDisk(StatesDisk):
     # Other shards report what they hold.
     self._away = tuple(p for p, owner in enumerate(run_spec.owners.of) if owner)
     self.final_crcs: tuple[int, ...] | None = None
-    self._published: dict | None = None
+    self.crcs: tuple[int | None, ...] = ()
+    self.published: dict | None = None
     self._kept: tuple | None = None  # The ledger's last contents.
 
-  def begin(self) -> Found:
-    """Starts a new run, or resumes the one in this folder.
+  def begin(self) -> Syncer:
+    """Returns the machine of a new run, or of the one in this folder.
 
     Raises:
       BrokenRecord: the folder can't be read, or belongs to another run.
@@ -171,11 +151,8 @@ class SyncerDisk(StatesDisk):
     run = config.protocol, config.name, self._run_spec.fingerprints
     found = self._records.read_ledger()
     if found is None:
-      versions = (0,) * config.protocol.fragments
-      machine = Syncer(*run, self._away)
-      crcs = self._initial_crcs()
-      own = self._model.crcs()
-      return Found(machine, False, versions, own, None, versions, crcs)
+      self.crcs = self._initial_crcs()
+      return Syncer(*run, self._away)
     begun = found[1]['fingerprints']
     theirs = self._same_run(begun)
     restored = self._restore()
@@ -200,18 +177,9 @@ class SyncerDisk(StatesDisk):
       ledger.versions,
       held,
     )
-    machine = Syncer.resume(*run, ledger, held, crcs, self._away)
-    self._published = counts['published']
+    self.crcs, self.published = crcs, counts['published']
     self.final_crcs = crcs if ledger.ended else None
-    return Found(
-      machine,
-      ledger.ended,
-      held,
-      self._model.crcs(),
-      self._published,
-      ledger.versions,
-      crcs,
-    )
+    return Syncer.resume(*run, ledger, held, crcs, self._away)
 
   def _extended(self, ledger: Ledger) -> Ledger:
     """Returns the ledger of a run that goes on, though it was to end there."""
@@ -245,7 +213,7 @@ class SyncerDisk(StatesDisk):
       crcs: CRC of every fragment at the ledger's versions.
       published: the tape line of the close; None: unchanged.
     """
-    self._published = published or self._published
+    self.published = published or self.published
     if ledger.ended:
       self.save_last(ledger, crcs)
       self._records.wait(CLOSE_S)
@@ -265,7 +233,7 @@ class SyncerDisk(StatesDisk):
     """
     if ledger.ended and self.final_crcs is None:
       self.final_crcs = crcs
-    kept = ledger, crcs, self._published
+    kept = ledger, crcs, self.published
     if kept == self._kept:
       return  # The run ends with its last round.
     waits, began_s = False, time.monotonic()
@@ -294,7 +262,7 @@ class SyncerDisk(StatesDisk):
     return {
       'fingerprints': self._identity,
       'board': self._stats.counts(),
-      'published': self._published,
+      'published': self.published,
     }
 
   def save(self, ledger: Ledger, crcs: tuple[int | None, ...]):

@@ -109,9 +109,11 @@ class OpenEnds:
     self._lock = threading.Lock()
     self._ends: set[Publisher | Fetcher] = set()
 
-  def add(self, end: Publisher | Fetcher) -> None:
+  def add(self, end):
+    """Returns `end`, after adding it."""
     with self._lock:
       self._ends.add(end)
+    return end
 
   def discard(self, end: Publisher | Fetcher) -> None:
     with self._lock:

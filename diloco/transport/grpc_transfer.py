@@ -222,9 +222,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
 
   def fetcher(self, address: str) -> GrpcFetcher:
     parsed = sockets.parse_publisher(address, SCHEME).resolved()
-    fetcher = GrpcFetcher(parsed, self._access, self._fetchers)
-    self._fetchers.add(fetcher)
-    return fetcher
+    return self._fetchers.add(GrpcFetcher(parsed, self._access, self._fetchers))
 
   def forget(self, token: str) -> None:
     """Removes a closed publisher from the table."""

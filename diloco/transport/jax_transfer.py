@@ -234,11 +234,8 @@ class JaxFetcher:
 
   def _poison(self, connection) -> None:
     """Makes the library give up everything it waits for."""
-    if hasattr(connection, '_poison_connection'):
-      with contextlib.suppress(jax.errors.JaxRuntimeError):  # Dead already.
-        connection._poison_connection()
-    else:  # This cuts the fetcher's other pulls, too; they fail as PeerLost.
-      sockets.shut_connected(self._address.host, self._address.port)
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # Dead already.
+      connection._poison_connection()
 
 
 def _named(error: Exception, origin: str) -> data_plane.TransferFailed:
@@ -265,15 +262,11 @@ class JaxTransferPlane:
     self._ends = data_plane.OpenEnds()
 
   def publisher(self, peer: str) -> JaxPublisher:
-    publisher = JaxPublisher(self._host, self._ends)
-    self._ends.add(publisher)
-    return publisher
+    return self._ends.add(JaxPublisher(self._host, self._ends))
 
   def fetcher(self, address: str) -> JaxFetcher:
     parsed = sockets.parse_publisher(address, SCHEME).resolved()
-    fetcher = JaxFetcher(self._own, parsed, self._ends)
-    self._ends.add(fetcher)
-    return fetcher
+    return self._ends.add(JaxFetcher(self._own, parsed, self._ends))
 
   def close(self) -> None:
     self._ends.close_all()

@@ -257,17 +257,6 @@ def shut_accepted(ports: set[int]) -> int:
   return count
 
 
-def shut_connected(host: str, port: int) -> int:
-  """Shuts the connections that lead to `host:port`; returns their number."""
-  count = 0
-  for _, found in tcp_sockets():
-    with contextlib.suppress(OSError):  # Not connected, or shut already.
-      if found.getpeername()[:2] == (host, port):
-        found.shutdown(socket.SHUT_RDWR)
-        count += 1
-  return count
-
-
 def is_listening(found: socket.socket) -> bool:
   """Returns True if the socket waits for connections."""
   return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

@@ -40,16 +40,3 @@ def test_rules_by_name_are_jittable_donatable_and_keep_the_dtype(name):
   for key, v in GLOBAL.items():
     assert blended[key].dtype == jnp.bfloat16
     np.testing.assert_array_equal(blended[key], v.astype(jnp.bfloat16))
-
-
-@pytest.mark.parametrize(
-  ('arguments', 'message'),
-  [
-    (('average',), "blend 'average'"),
-    (('mix', 1.5), 'alpha=1.5'),
-    (('overwrite', 0.5), "alpha=0.5 has no meaning for 'overwrite'"),
-  ],
-)
-def test_wrong_arguments_are_named(arguments, message):
-  with pytest.raises(ValueError, match=message):
-    blend.make_blend(*arguments)

@@ -139,9 +139,6 @@ def test_fingerprint_changes_when_anything_changes():
 @pytest.mark.parametrize(
   ('specs', 'arguments', 'message'),
   [
-    (MODEL, ('even', 2), "scheme='even'"),
-    (MODEL, ('balanced', 0), 'fragments=0'),
-    (MODEL, ('balanced', 2, 'tied'), "embedding='tied'"),
     (MODEL, ('balanced', 1, 'own'), 'none of fragments=1 to 26 other'),
     ({'a': TensorSpec((9,))}, ('balanced', 1, 'own'), "role 'embedding'"),
     ({'a': TensorSpec((9,))}, ('tensor', 2), '1 logical tensors'),
