@@ -16,10 +16,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:  # The configuration reads `SCHEMES` without jax.
   import jax
+  import numpy as np
 
 Array = 'np.ndarray | jax.Array'
 Params = Mapping[str, Array]  # path -> array, such as 'layers/mlp/up'.
@@ -165,25 +164,20 @@ def take(params: Params, pieces: Pieces) -> dict[str, Array]:
 
 
 def put(params: Params, pieces: Pieces, arrays: Params) -> dict[str, Array]:
-  """Returns `params` with the pieces replaced, in the dtype of `params`.
+  """Returns numpy `params` with the pieces replaced, in their dtype.
 
   Pure: arrays of `params` that change are copied, once each; the others are
-  shared. Under `jit` with donation XLA updates in place.
+  shared.
 
   Raises:
     ValueError: an array has not the shape of its piece.
   """
   result = dict(params)
   for path in {piece.path for piece in pieces}:
-    if isinstance(result[path], np.ndarray):
-      result[path] = result[path].copy()
+    result[path] = result[path].copy()
   for piece in pieces:
-    array, values = result[piece.path], arrays[piece.name]
-    _check_shape(piece, values)
-    if isinstance(array, np.ndarray):
-      array[piece.index] = values
-    else:
-      result[piece.path] = array.at[piece.index].set(values.astype(array.dtype))
+    _check_shape(piece, arrays[piece.name])
+    result[piece.path][piece.index] = arrays[piece.name]
   return result
 
 

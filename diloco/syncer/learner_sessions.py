@@ -17,11 +17,22 @@ class LearnerSession:
   order; later messages wait for it.
 
   Args:
+    hello: its first message.
     offers_max: how many can be on offer at once.
+
+  Attributes:
+    admitted: False until the machine has admitted it.
   """
 
-  def __init__(self, session: ControlSession, offers_max: int):
+  def __init__(
+    self,
+    session: ControlSession,
+    hello: messages.Hello | messages.Inquiry,
+    offers_max: int,
+  ):
     self.session = session
+    self.hello = hello
+    self.admitted = False
     self._offers_max = offers_max
     self._waiting: collections.deque[MessageReservation] = collections.deque()
     # Bytes on offer, by handle in the order of the offers.
@@ -66,66 +77,3 @@ class MessageReservation:
     """Sends `message` in this place; None: nothing."""
     self.filled, self.message = True, message
     self._flush()
-
-
-class LearnerSessions:
-  """The sessions by learner and incarnation.
-
-  A session that has said hello is *pending* until the machine admits it.
-  """
-
-  def __init__(self, ids: int):
-    self._ids = ids
-    self._peers: dict[Key, LearnerSession] = {}
-    self._pending: dict[Key, tuple[ControlSession, messages.Hello]] = {}
-
-  def __len__(self) -> int:
-    return len(self._peers)
-
-  def __iter__(self):
-    return iter(sorted(self._peers))
-
-  def get(self, key: Key) -> LearnerSession | None:
-    return self._peers.get(key)
-
-  def add(self, key: Key, peer: LearnerSession):
-    self._peers[key] = peer
-
-  def admit(
-    self, session: ControlSession, hello: messages.Hello | messages.Inquiry
-  ) -> str | None:
-    """Lets a first message through to the machine, or returns why not."""
-    key = hello.learner, hello.incarnation
-    if not 0 <= hello.learner < self._ids:
-      return f'learner={hello.learner}: must be in 0 … {self._ids - 1}'
-    if self.session(key) is not None:
-      return f'learner {hello.learner} speaks in another session already'
-    self._pending[key] = session, hello
-    return None
-
-  def session(self, key: Key) -> ControlSession | None:
-    """Returns the session whose messages count for `key`."""
-    if key in self._peers:
-      return self._peers[key].session
-    pending = self._pending.get(key)
-    return pending and pending[0]
-
-  def take_pending(
-    self, key: Key
-  ) -> tuple[ControlSession, messages.Hello] | None:
-    return self._pending.pop(key, None)
-
-  def take(self, key: Key) -> LearnerSession | None:
-    return self._peers.pop(key, None)
-
-
-def may_speak(peers: LearnerSessions, session: ControlSession, event) -> bool:
-  """Returns True if a session's event counts: one session per incarnation."""
-  key = event.learner, event.incarnation
-  if not isinstance(getattr(event, 'message', None), messages.OPENING):
-    return peers.session(key) in (None, session)
-  reason = peers.admit(session, event.message)
-  if reason is not None:
-    session.send(messages.Refusal(reason, final=True))
-    session.close(reason)
-  return reason is None

@@ -23,12 +23,7 @@ from diloco.run.event_log import SyncerEventLog, closing_line, line_of
 from diloco.run.spec import RunSpec
 from diloco.run.tape_events import Started
 from diloco.run.threads import Inbox, Worker
-from diloco.syncer.learner_sessions import (
-  Key,
-  LearnerSession,
-  LearnerSessions,
-  may_speak,
-)
+from diloco.syncer.learner_sessions import Key, LearnerSession
 from diloco.syncer.results import ResultCollector, ResultLost, Results
 from diloco.syncer.shard import Shard
 from diloco.syncer.shard_coordinator import (
@@ -106,7 +101,7 @@ class SyncerServer:
     self._say_standing()
     # Of learners and of shards; changed by the sessions' threads.
     self._keys: dict[ControlSession, Key | int] = {}
-    self._peers = LearnerSessions(ids=config.data.shards)
+    self._peers: dict[Key, LearnerSession] = {}
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
     limits = ControlLimits(sessions_max=run_spec.limits.sessions)
     self._control = ControlServer(
@@ -154,8 +149,8 @@ class SyncerServer:
   def close(self):
     """Ends sessions and threads."""
     self._inbox.close()
-    for key in list(self._peers):
-      self._peers.take(key).session.close('the syncer leaves')
+    for peer in self._peers.values():
+      peer.session.close('the syncer leaves')
     self._control.close()
     self._results.close()
     logging.info(
@@ -210,10 +205,34 @@ class SyncerServer:
     if isinstance(event, ShardAnswer):
       for each in self._shards.events_of(self._machine, session, event):
         self._handle(each)
-    elif session is None or may_speak(self._peers, session, event):
+    elif session is None or self._may_speak(session, event):
       self._handle(event)
     for each in self._shards.end_silent():
       self._handle(each)
+
+  def _may_speak(self, session: ControlSession, event) -> bool:
+    """Returns True if a session's event counts: one session per incarnation."""
+    key = event.learner, event.incarnation
+    peer = self._peers.get(key)
+    hello = getattr(event, 'message', None)
+    if not isinstance(hello, messages.OPENING):
+      return peer is None or peer.session is session
+    ids, fragments = self._config.data.shards, self._config.protocol.fragments
+    if not 0 <= hello.learner < ids:
+      reason = f'learner={hello.learner}: must be in 0 … {ids - 1}'
+    elif peer is not None:
+      reason = f'learner {hello.learner} speaks in another session already'
+    else:
+      offers_max = (UPDATES_KEPT + 1) * fragments
+      self._peers[key] = LearnerSession(session, hello, offers_max)
+      return True
+    session.send(messages.Refusal(reason, final=True))
+    session.close(reason)
+    return False
+
+  def _admitted(self, key: Key) -> LearnerSession | None:
+    peer = self._peers.get(key)
+    return peer if peer is not None and peer.admitted else None
 
   def _handle(self, event: syncer_events.Event):
     effects = self._machine.handle(event, time.monotonic())
@@ -267,14 +286,14 @@ class SyncerServer:
 
   def _greet(self, effect: syncer_events.AdmitLearner):
     key = effect.learner, effect.incarnation
-    session, hello = self._peers.take_pending(key)
+    peer = self._peers[key]
+    hello = peer.hello
     addresses = self._shards.admit(*key, hello.addresses, hello.partition)
     if addresses is None:  # The machine will get a `Lost` event.
-      session.close(f'addresses {hello.addresses} are of no use')
+      del self._peers[key]
+      peer.session.close(f'addresses {hello.addresses} are of no use')
       return
-    fragments = self._config.protocol.fragments
-    peer = LearnerSession(session, (UPDATES_KEPT + 1) * fragments)
-    self._peers.add(key, peer)
+    peer.admitted = True
     peer.send(
       messages.Welcome(
         step=effect.step,
@@ -296,19 +315,14 @@ class SyncerServer:
     peer = self._peers.get((learner, incarnation))
     if peer is not None:
       peer.send(message)
-      return
-    session = self._peers.session((learner, incarnation))
-    if session is not None:  # It was never admitted.
-      session.send(message)
 
   def _drop(self, effect: syncer_events.EndSession):
     key = effect.learner, effect.incarnation
-    peer, pending = self._peers.take(key), self._peers.take_pending(key)
-    if pending is not None:
-      pending[0].close(effect.reason)
+    peer = self._peers.pop(key, None)
     if peer is None:
       return
-    self._shards.release(*key)
+    if peer.admitted:
+      self._shards.release(*key)
     # Not on this thread: it may wait for the peer's sockets.
     close = lambda: peer.session.close(effect.reason)  # noqa: E731
     if not self._closer.submit(close):
@@ -316,7 +330,7 @@ class SyncerServer:
 
   def _retire(self, effect: syncer_events.Retire):
     self._shards.retire(effect)
-    peer = self._peers.get((effect.learner, effect.incarnation))
+    peer = self._admitted((effect.learner, effect.incarnation))
     for handle in effect.handles if peer else ():
       nbytes = peer.retire(handle)
       if nbytes:
@@ -340,11 +354,11 @@ class SyncerServer:
     places = {
       key: peer.reserve()
       for key in effect.recipients
-      if (peer := self._peers.get(key)) is not None
+      if (peer := self._admitted(key)) is not None
     }
 
     def say(key: Key, payload: messages.Payload, part_crcs: tuple[int, ...]):
-      peer = self._peers.get(key)
+      peer = self._admitted(key)
       if peer is not None:
         peer.note_offer(payload)
       places[key].send(effect.update(key, payload, merged.crc, part_crcs))
@@ -363,7 +377,7 @@ class SyncerServer:
       effect.learner,
       effect.reason,
     )
-    peer = self._peers.get((effect.learner, effect.incarnation))
+    peer = self._admitted((effect.learner, effect.incarnation))
     if peer is None:
       return
     p = effect.fragment
@@ -429,12 +443,11 @@ class SyncerServer:
     time.
     """
     give_up = time.monotonic() + FAREWELL_S
-    while len(self._peers) and time.monotonic() < give_up:
-      if self._stop.is_set():
-        break
+    while not self._stop.is_set() and any(map(self._admitted, self._peers)):
+      if time.monotonic() >= give_up:
+        logging.warning('without a goodbye: %s', sorted(self._peers))
+        return
       self._handle_next()
-    for learner, _ in self._peers:
-      logging.warning('learner %d did not say goodbye', learner)
 
   def _write_results(self):
     """Writes the results; waits for lost fragments while learners may

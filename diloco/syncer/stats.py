@@ -304,9 +304,7 @@ class RunStats:
       old_share=ages.old_share,
     )
 
-  def _learner_status(
-    self, learner: int, row: LearnerStats
-  ) -> LearnerStatus:
+  def _learner_status(self, learner: int, row: LearnerStats) -> LearnerStatus:
     named = (field.name for field in dataclasses.fields(row))
     fields = {field.name for field in dataclasses.fields(LearnerStatus)}
     return LearnerStatus(

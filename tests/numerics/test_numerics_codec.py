@@ -243,16 +243,6 @@ def test_non_finite_values_stay_non_finite_and_in_their_block(name, bad):
   assert np.isfinite(decoded[:16]).all() and np.isfinite(decoded[24:]).all()
 
 
-@pytest.mark.parametrize('name', NAMES)
-def test_zero_blocks_are_exactly_zero(name):
-  chosen = make(name, 8)
-  x = np.zeros(21, np.float32)
-  x[8:16] = gaussian(8)
-  decoded = chosen.decode(chosen.encode(x), 21)
-  assert not decoded[:8].any() and not decoded[16:].any()
-  assert decoded[8:16].any()
-
-
 def test_more_bits_have_smaller_error_on_a_gaussian():
   x, errors = gaussian(1 << 17, seed=4), {}
   for name in NAMES:

@@ -64,9 +64,7 @@ def test_adamw_is_its_formula(clip_norm, specs, decayed):
   rng = np.random.default_rng(0)
   params, grads = normal(rng), [normal(rng) for _ in range(10)]
   lrs = [0.1 / (t + 1) for t in range(10)]
-  optimizer = inner.adamw(
-    weight_decay=0.3, clip_norm=clip_norm, specs=specs
-  )
+  optimizer = inner.adamw(weight_decay=0.3, clip_norm=clip_norm, specs=specs)
   actual, metrics = run(optimizer, params, grads, lrs)
   expected = reference_adamw(
     params, grads, lrs, decay=0.3, clip=clip_norm, decayed=decayed

@@ -102,6 +102,7 @@ TABLE = {
   'diloco/transport/data_plane.py': {
     'diloco.numerics.native',  # CRCs.
     'diloco.protocol',
+    'diloco.transport.sockets',
     'numpy',
   },
   'diloco/transport/jax_transfer.py': {
