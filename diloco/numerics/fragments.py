@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # The configuration reads `SCHEMES` without jax.
   import jax
-  import numpy as np
 
 Array = 'np.ndarray | jax.Array'
 Params = Mapping[str, Array]  # path -> array, such as 'layers/mlp/up'.
