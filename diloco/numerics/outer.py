@@ -199,13 +199,13 @@ def make_adam(
 
 
 def init(
-  theta: Arrays, optimizer: optax.GradientTransformation, version: int = 0
+  theta: Arrays, optimizer: optax.GradientTransformation
 ) -> FragmentState:
   """Returns the state before the first round; `theta` is copied."""
   theta = {name: np.array(v, np.float32) for name, v in theta.items()}
   residual = {name: np.zeros_like(v) for name, v in theta.items()}
   state = jax.tree.map(np.asarray, optimizer.init(theta))
-  return FragmentState(theta, state, residual, version)
+  return FragmentState(theta, state, residual, version=0)
 
 
 def step(

@@ -45,26 +45,23 @@ def make_schedule(
   warmup_steps: int,
   total_steps: int,
   final_fraction: float = 0.0,
-  decay_fraction: float = DECAY_FRACTION,
 ) -> Callable[[float], float]:
   """Returns the learning rate as a function of the global step t ≥ 0.
 
   All schedules rise linearly, lr·(t + 1) / warmup_steps, up to lr. Then
   'constant' stays there; 'cosine' falls to lr·final_fraction at total_steps;
   'wsd' (warm-up, stable, decay) stays and falls linearly to it in the last
-  steps. Beyond total_steps nothing changes.
+  steps, `DECAY_FRACTION` of all. Beyond total_steps nothing changes.
 
   Args:
     lr: the peak.
     warmup_steps: steps until the peak, fewer than total_steps; 0 starts there.
     final_fraction: of lr, at the end.
-    decay_fraction: share of total_steps in which a late schedule falls, after
-      the warm-up.
   """
   schedule = SCHEDULES[name]
   begin = warmup_steps
   if schedule.is_late:
-    begin = (1 - decay_fraction) * total_steps
+    begin = (1 - DECAY_FRACTION) * total_steps
 
   def rate(step: float) -> float:
     if step + 1 < warmup_steps:

@@ -82,10 +82,10 @@ class ControlClient:
       ) from error
     channel = control_channel.channel(
       sockets.join(host, self._port),
-      message_bytes_max=self._limits.message_bytes_max,
+      message_bytes_max=wire.MESSAGE_BYTES_MAX,
       access=self._access,
       tls_name=self._host,
-      options=self._limits.channel_options(),
+      options=control_channel.KEEPALIVE,
     )
     converse = channel.stream_stream(control_channel.METHOD)
     self._call = converse(self._bodies(), metadata=self._access.shown())

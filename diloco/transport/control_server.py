@@ -155,12 +155,6 @@ class ControlSession:
       raise wire.MalformedMessage(
         'too late', f'from {self.peer}: after the end'
       )
-    if len(body) > self._limits.message_bytes_max:
-      raise wire.MalformedMessage(
-        'oversized',
-        f'from {self.peer}: {len(body)} bytes, at most '
-        f'{self._limits.message_bytes_max}',
-      )
     message = wire.decode(body, self._allowed, self.peer)
     hello = type(message) in _FOLLOWING
     if hello == self._greeted.is_set():
@@ -240,10 +234,10 @@ class ControlServer(grpc.GenericRpcHandler):
       bind,
       self,
       workers_max=limits.sessions_max + _SPARE_WORKERS,
-      message_bytes_max=limits.message_bytes_max + _OVERSIZED_BYTES,
+      message_bytes_max=wire.MESSAGE_BYTES_MAX + _OVERSIZED_BYTES,
       access=access,
       options=(
-        *limits.channel_options(),
+        *control_channel.KEEPALIVE,
         ('grpc.http2.min_ping_interval_without_data_ms', 1_000),
       ),
     )

@@ -183,13 +183,11 @@ class GrpcPlane(grpc.GenericRpcHandler):
 
   Args:
     host: IP literal or name of the interface that peers connect to.
-    port: 0 for a free one; raises `control_channel.BindFailed` if it is taken.
   """
 
   def __init__(
     self,
     host: str,
-    port: int = 0,
     access: auth.Access = auth.OPEN,
     workers_max: int = WORKERS_MAX,
   ):
@@ -198,7 +196,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
     self._fetchers = data_plane.OpenEnds()
     self._access = access
     self._server = control_channel.ListeningServer(
-      sockets.join(sockets.routable(host), port),
+      sockets.join(sockets.routable(host), 0),
       self,
       workers_max=workers_max,
       message_bytes_max=MESSAGE_BYTES_MAX,

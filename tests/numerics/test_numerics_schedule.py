@@ -19,12 +19,12 @@ def test_warm_up_is_linear_and_reaches_the_peak(name):
 def test_corners():
   constant = schedule.make_schedule('constant', 1.0, 10, 110, 0.1)
   cosine = schedule.make_schedule('cosine', 1.0, 10, 110, 0.1)
-  wsd = schedule.make_schedule('wsd', 1.0, 10, 110, 0.1, decay_fraction=0.5)
+  wsd = schedule.make_schedule('wsd', 1.0, 10, 110, 0.1)
   assert [constant(t) for t in (10, 60, 110, 999)] == [1, 1, 1, 1]
   assert [cosine(t) for t in (10, 60, 110, 999)] == pytest.approx(
     [1, 0.55, 0.1, 0.1]
   )
-  assert [wsd(t) for t in (10, 55, 82.5, 110, 999)] == pytest.approx(
+  assert [wsd(t) for t in (10, 88, 99, 110, 999)] == pytest.approx(
     [1, 1, 0.55, 0.1, 0.1]
   )
 
