@@ -5,7 +5,6 @@ import collections
 from collections.abc import Callable
 
 from diloco.protocol import messages
-from diloco.protocol.config import UPDATES_KEPT
 from diloco.transport.control_server import ControlSession
 
 Key = tuple[int, int]  # (learner, incarnation)
@@ -16,14 +15,28 @@ class LearnerSession:
 
   A message about bytes that a shard has yet to offer keeps its place in the
   order; later messages wait for it.
+
+  Args:
+    hello: its first message.
+    offers_max: how many can be on offer at once.
+
+  Attributes:
+    admitted: False until the machine has admitted it.
   """
 
-  def __init__(self, session: ControlSession):
+  def __init__(
+    self,
+    session: ControlSession,
+    hello: messages.Hello | messages.Inquiry,
+    offers_max: int,
+  ):
     self.session = session
+    self.hello = hello
+    self.admitted = False
+    self._offers_max = offers_max
     self._waiting: collections.deque[MessageReservation] = collections.deque()
-    # (codec, fragment) → handles; older ones of a kind are gone.
-    self._offered: dict[tuple[str, int], collections.deque[int]] = {}
-    self._nbytes: dict[int, int] = {}  # Bytes on offer, by handle.
+    # Bytes on offer, by handle in the order of the offers.
+    self._nbytes: dict[int, int] = {}
 
   def send(self, message):
     """Sends a message after all that were sent, or reserved a place, before."""
@@ -35,14 +48,11 @@ class LearnerSession:
     self._waiting.append(place)
     return place
 
-  def note_offer(self, fragment: int, payload: messages.Payload):
-    """Notes an offer that can be fetched now; the oldest is not any more."""
-    kind = payload.codec, fragment
-    offered = self._offered.setdefault(kind, collections.deque())
-    if len(offered) == UPDATES_KEPT:
-      self.retire(offered.popleft())
-    offered.append(payload.handle)
+  def note_offer(self, payload: messages.Payload):
+    """Notes an offer that can be fetched now."""
     self._nbytes[payload.handle] = payload.nbytes
+    if len(self._nbytes) > self._offers_max:
+      del self._nbytes[next(iter(self._nbytes))]
 
   def retire(self, handle: int) -> int:
     """Drops a fetched offer; returns its bytes, or 0 if unknown."""
@@ -67,66 +77,3 @@ class MessageReservation:
     """Sends `message` in this place; None: nothing."""
     self.filled, self.message = True, message
     self._flush()
-
-
-class LearnerSessions:
-  """The sessions by learner and incarnation.
-
-  A session that has said hello is *pending* until the machine admits it.
-  """
-
-  def __init__(self, ids: int):
-    self._ids = ids
-    self._peers: dict[Key, LearnerSession] = {}
-    self._pending: dict[Key, tuple[ControlSession, messages.Hello]] = {}
-
-  def __len__(self) -> int:
-    return len(self._peers)
-
-  def __iter__(self):
-    return iter(sorted(self._peers))
-
-  def get(self, key: Key) -> LearnerSession | None:
-    return self._peers.get(key)
-
-  def add(self, key: Key, peer: LearnerSession):
-    self._peers[key] = peer
-
-  def admit(
-    self, session: ControlSession, hello: messages.Hello | messages.Inquiry
-  ) -> str | None:
-    """Lets a first message through to the machine, or returns why not."""
-    key = hello.learner, hello.incarnation
-    if not 0 <= hello.learner < self._ids:
-      return f'learner={hello.learner}: must be in 0 … {self._ids - 1}'
-    if self.session(key) is not None:
-      return f'learner {hello.learner} speaks in another session already'
-    self._pending[key] = session, hello
-    return None
-
-  def session(self, key: Key) -> ControlSession | None:
-    """Returns the session whose messages count for `key`."""
-    if key in self._peers:
-      return self._peers[key].session
-    pending = self._pending.get(key)
-    return pending and pending[0]
-
-  def take_pending(
-    self, key: Key
-  ) -> tuple[ControlSession, messages.Hello] | None:
-    return self._pending.pop(key, None)
-
-  def take(self, key: Key) -> LearnerSession | None:
-    return self._peers.pop(key, None)
-
-
-def may_speak(peers: LearnerSessions, session: ControlSession, event) -> bool:
-  """Returns True if a session's event counts: one session per incarnation."""
-  key = event.learner, event.incarnation
-  if not isinstance(getattr(event, 'message', None), messages.OPENING):
-    return peers.session(key) in (None, session)
-  reason = peers.admit(session, event.message)
-  if reason is not None:
-    session.send(messages.Refusal(reason, final=True))
-    session.close(reason)
-  return reason is None

@@ -28,14 +28,12 @@ CHOICES = {
   'diloco.data.sources',
   'diloco.data.tokenizers',
   'diloco.numerics.optimizers',
-  'diloco.numerics.block_codec',
   'diloco.numerics.codec',
   'diloco.numerics.fragments',
   'diloco.numerics.merge',
   'diloco.numerics.schedule',
   'diloco.transport.planes',
 }
-CODEC_SIZES = {'diloco.numerics.block_codec', 'diloco.numerics.codec'}
 CONFIG = {
   'diloco.config.config_files',
   'diloco.config.data_section',
@@ -54,7 +52,7 @@ PLANNED = {
   'diloco.fleets.systems',
   'diloco.protocol',
   'diloco.sizing.memory',
-  *CODEC_SIZES,
+  'diloco.numerics.codec',
 }
 LOW = {
   'diloco.protocol',
@@ -103,6 +101,7 @@ TABLE = {
   'diloco/transport/data_plane.py': {
     'diloco.numerics.native',  # CRCs.
     'diloco.protocol',
+    'diloco.transport.sockets',
     'numpy',
   },
   'diloco/transport/jax_transfer.py': {
@@ -166,7 +165,7 @@ TABLE = {
     'diloco.metrics',
     'diloco.pages.parts',
     'diloco.protocol',
-    *CODEC_SIZES,
+    'diloco.numerics.codec',
     *SIMULATED,
     *SIMULATOR,
   },
