@@ -182,10 +182,8 @@ class KeptCheckpoints(LabCheckpoints):
       self.state = unpack(found.arrays)
     except UNREADABLE as error:
       raise ConfigError(
-        [
-          f'{found.path}: is of another version of this program ({error}): '
-          f'remove {self._folder} to begin anew, or use another --workdir'
-        ]
+        f'{found.path}: is of another version of this program ({error}): '
+        f'remove {self._folder} to begin anew, or use another --workdir'
       ) from None
     self.from_step, self.earlier_s = found.step, found.meta['wall_s']
     for path in self._folder.iterdir():  # Newer ones can't be read.

@@ -171,7 +171,7 @@ class Recording(LabObserver):
     for other in (workdir.status, workdir.pids):
       if other.exists():
         raise ConfigError(
-          [f'--workdir={folder}: holds a run of processes, see {other.name}']
+          f'--workdir={folder}: holds a run of processes, see {other.name}'
         )
     self._workdir = workdir
     self._cut(place['sizes'] if place else {})
@@ -179,7 +179,7 @@ class Recording(LabObserver):
       folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
       raise ConfigError(
-        [f'--workdir={folder}: no run can be kept there: {error}']
+        f'--workdir={folder}: no run can be kept there: {error}'
       ) from None
     files.write_json(workdir.config, config)
     self._every = config.run.log_every_steps
@@ -214,10 +214,8 @@ class Recording(LabObserver):
     for name, size in sizes.items():
       if name not in found or found[name].stat().st_size < size:
         raise ConfigError(
-          [
-            f'--workdir={workdir.root}: {name} is shorter than at the '
-            'checkpoint: remove checkpoints/lab to begin anew'
-          ]
+          f'--workdir={workdir.root}: {name} is shorter than at the '
+          'checkpoint: remove checkpoints/lab to begin anew'
         )
       os.truncate(found[name], size)
 

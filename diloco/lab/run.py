@@ -96,7 +96,7 @@ def make(
   try:
     run_spec = make_run_spec(config)
   except (ValueError, FileNotFoundError) as error:
-    raise ConfigError([str(error)]) from None
+    raise ConfigError(str(error)) from None
   learners = SYSTEMS[config.lab.system].learners(config.protocol.learners)
   checkpoints, place = LabCheckpoints(), None
   if config.lab.checkpoint_steps:

@@ -80,7 +80,7 @@ def plan(of_processes: bool) -> Sweep:
   root, seeds = pathlib.Path(absl_flags.FLAGS.workdir), absl_flags.FLAGS.seeds
   if of_processes and Workdir(root).config.exists():
     raise ConfigError(
-      [f'--workdir={root}: holds a run, a sweep needs a folder of its own']
+      f'--workdir={root}: holds a run, a sweep needs a folder of its own'
     )
   rows = sweep_flags.variants()
   if of_processes and (problems := [*_of_the_lab(rows)]):
@@ -162,10 +162,8 @@ def _alone_in(workdir: pathlib.Path) -> Iterator[None]:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       raise ConfigError(
-        [
-          f'--workdir={workdir}: another sweep is making runs there; wait for '
-          'it, or use another folder'
-        ]
+        f'--workdir={workdir}: another sweep is making runs there; wait for '
+        'it, or use another folder'
       ) from None
     yield
 

@@ -67,7 +67,7 @@ def variants() -> list['Variant']:
   if not rows:
     labels = ', '.join(variant.label for variant in found) or 'none'
     raise ConfigError(
-      [f'--{ONLY}={only}: is in no label of the variants: {labels}']
+      f'--{ONLY}={only}: is in no label of the variants: {labels}'
     )
   return rows
 
@@ -80,9 +80,7 @@ def _adding(of_values: Callable) -> Callable:
   make = runpy.run_path(path).get('sweep')
   if make is None:
     raise ConfigError(
-      [
-        f'--config={path}: has no sweep(add); --sweep=KEY=V1,V2 names values '
-        'of a key, such as outer.lr=0.3,0.6'
-      ]
+      f'--config={path}: has no sweep(add); --sweep=KEY=V1,V2 names values '
+      'of a key, such as outer.lr=0.3,0.6'
     )
   return make

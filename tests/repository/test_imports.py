@@ -43,7 +43,6 @@ CONFIG = {
   'diloco.config.lab_section',
   'diloco.config.limits',
   'diloco.config.parsing',
-  'diloco.config.recorded',
   'diloco.config.run_config',
   'diloco.config.sections',
 }
@@ -146,9 +145,7 @@ TABLE = {
   'diloco/config/key_list.py': SIMULATED
   | {'diloco.fleets.failures', 'diloco.fleets.systems', *CHOICES}
   | {'diloco.protocol'},
-  'diloco/config/no_changes.py': {'ml_collections'},
   'diloco/config/flags.py': SIMULATED | {'absl', 'ml_collections'},
-  'diloco/config/recorded.py': CONFIG | {'ml_collections'},
   'diloco/faults.py': set(),
   'diloco/simulator': {
     'diloco.faults',
