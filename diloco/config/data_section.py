@@ -43,16 +43,15 @@ class DataConfig(Section):
   SECTION = 'data'
 
   # 'stdlib', 'grammar', 'text': bytes, held in memory. 'array_record',
-  # 'parquet', 'tfds': documents in files of any size. 'mix': some of these.
+  # 'parquet': documents in files of any size. 'mix': some of these.
   source: one_of(SOURCES) = 'stdlib'
   # Of 'text' a file or folder. Of files: one, a folder or a pattern such as
-  # /data/train-*.parquet, local or gs://; of 'tfds' the folder of a version,
-  # and behind '#' a split if it is not 'train'.
+  # /data/train-*.parquet, local or gs://.
   path: str = ''
   # Column or feature with a document's text; '' of 'array_record': a record is
   # the text.
   text_key: str = 'text'
-  # Of files: 'bytes', 'sentencepiece:FILE', 'tokenizers:FILE', 'tiktoken:FILE'.
+  # Of files: 'bytes', 'sentencepiece:FILE', 'tokenizers:FILE'.
   tokenizer: str = 'bytes'
   end_token: str = ''  # Behind each document; '': the tokenizer's own.
   # Of 'mix': 'WEIGHT FORMAT PATH' each, such as '0.7 parquet /data/web'; FORMAT
@@ -170,20 +169,13 @@ def missing_paths(data: DataConfig) -> Iterator[str]:
   Looks at the file system only: a launcher asks before it starts a process.
   """
   kind, _, file = data.tokenizer.partition(':')
-  of_file = kind in TOKENIZERS and TOKENIZERS[kind].of_file
   named = [
     ('path', data.path),
     *(('mix', item.path) for item in data.items if data.source == MIX),
     ('heldout_path', data.heldout.path if data.heldout else ''),
-    (
-      'tokenizer',
-      file if of_file else '',
-    ),
+    ('tokenizer', file if kind in TOKENIZERS else ''),
   ]
   for key, path in named:
-    has_splits = data.source in FORMATS and FORMATS[data.source].has_splits
-    if has_splits or (key == 'mix' and '#' in path):
-      path = path.partition('#')[0]
     found = not path or '://' in path or glob.glob(os.path.expanduser(path))
     if not found and not os.path.exists(path):  # A name may hold brackets.
       yield f'data.{key}={path!r}: there is nothing at this path'

@@ -557,9 +557,7 @@ def _keys(path: str, example: str) -> dict[str, object]:
   try:
     config = config_files.read(path)
   except (SyntaxError, ImportError) as error:
-    raise ConfigError(
-      f'{given}: can not be read as Python: {error}'
-    ) from None
+    raise ConfigError(f'{given}: can not be read as Python: {error}') from None
   except ValueError as error:
     raise ConfigError(f'{given}: {error}') from None
   if config is None:

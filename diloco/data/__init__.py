@@ -12,7 +12,6 @@ Start with `pipeline`: element i of a learner's dataset is its batch i.
   array_records   ArrayRecord: read, with features of its Examples
   records_folder  ArrayRecord: written; free of jax
   parquet_files   a column of text, a row group at a time
-  tfds_files      prepared datasets of TFDS, without TensorFlow
   tokenizers      what a tokenizer is, and those that can be configured
   tasks           multiple-choice questions
   paths           files by path, pattern or URL; text files

@@ -30,7 +30,7 @@ class MixtureSource:
 
   Attributes:
     format: a key of `FORMATS`.
-    path: a file, a folder or a pattern; TFDS has its own syntax.
+    path: a file, a folder or a pattern.
     text_key: column or feature with the text.
     weight: share of rows, relative to the others'.
   """

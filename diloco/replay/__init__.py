@@ -9,5 +9,4 @@ Start with `replay_plan`: what has to be done again, made from the tapes alone.
   replay           does it, and compares the bytes
   replay_backends  what the replayed processes hold
   timeline         tapes as what happened when (`python -m diloco.tape`)
-  timeline_text    the same as text
 """

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's tapes as one timeline: rounds, joins and deaths in order."""
+"""A run's tapes as one timeline: rounds, joins and deaths in order.
+
+Its text has 100 columns.
+"""
 
 import dataclasses
+import re
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from diloco.metrics.jsonl import read_jsonl
@@ -13,8 +18,15 @@ from diloco.run.event_log import EventLogs, LoggedEvent
 
 ROUND = 'round'
 UNCLOSED = 'unclosed'  # A round left open by a syncer's death.
-DEATHS = ('lost', 'restart')  # Learner's, syncer's.
 DETAILS = ('snapshot', 'apply', 'progress', 'save')  # From learners' tapes.
+# Of the text.
+COLUMNS = 100
+LEFT = 22  # Columns for the time and the subject.
+WIDE_MAX = 3  # Learners with share, age and bar in their column;
+NARROW_MAX = 8  # with bar and share; beyond it a bar only,
+BARS_MAX = 48  # as many as fit.
+EVERYONE = 'everyone is in'
+LEVELS = '▁▂▃▄▅▆▇█'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,3 +255,99 @@ def chosen(
     and (each.kind in kinds if kinds else True)
     and (each.kind not in DETAILS or learner is not None or bool(kinds))
   ]
+
+
+# The text.
+
+
+def learner_ids(tapes: EventLogs) -> list[int]:
+  """Returns all learners that ever joined or wrote a tape, ascending."""
+  greeted = {
+    line.said.learner
+    for line in tapes.syncer
+    if isinstance(line.said, syncer_events.AdmitLearner)
+  }
+  return sorted(greeted | tapes.learners.keys())
+
+
+def timeline(
+  shown: Sequence[TimelineRow], learners: Sequence[int]
+) -> Iterator[str]:
+  """Yields a line for each row; rounds have a column for each learner."""
+  if any(each.merge for each in shown):
+    yield _header(learners)
+  for each in shown:
+    if each.merge is not None:
+      yield _round_text(each, learners)
+      continue
+    words = textwrap.wrap(each.words, COLUMNS - LEFT) or ['']
+    yield f'{_left(each)}{words[0]}'
+    for rest in words[1:]:
+      yield ' ' * LEFT + rest
+
+
+def _left(each: TimelineRow) -> str:
+  return f'{each.time_s:9.2f}  {each.who:<11}'
+
+
+def _header(learners: Sequence[int]) -> str:
+  left = f'{"s":>9}  {"":<11}{"p":>3}{"v":>5}{"t":>7}  '
+  width = _cell_width(learners)
+  if not learners:
+    return left.rstrip()
+  if width == 1:
+    names = f'learners {learners[0]} … {learners[-1]}'
+  else:
+    prefix = 'learner ' if width > len('learner 99') else 'm'
+    names = ''.join(f'{f"{prefix}{m}":<{width}}' for m in learners)
+  return f'{left}{names}'.rstrip()
+
+
+def _round_text(each: TimelineRow, learners: Sequence[int]) -> str:
+  merge = each.merge
+  shares = {share.learner: share for share in merge.shares}
+  width = _cell_width(learners)
+  cells = ''.join(
+    f'{_cell(shares.get(m), merge, width):<{width}}'
+    for m in learners[:BARS_MAX]
+  )
+  left = f'{_left(each)}{merge.fragment:>3}{merge.version:>5}{merge.step:>7}  '
+  reason = _brief(merge.reason)
+  return f'{left}{cells} {reason}'[:COLUMNS].rstrip()
+
+
+def _brief(reason: str) -> str:
+  """Shortens the reason why a window ended; unknown reasons are unchanged."""
+  if reason == EVERYONE:
+    return 'all in'
+  window = re.fullmatch(r'window over, (\d+)/\d+ offers, (\d+) live', reason)
+  return f'{window[1]} of {window[2]} live' if window else reason
+
+
+def _cell_width(learners: Sequence[int]) -> int:
+  if len(learners) <= WIDE_MAX:
+    return 13
+  return 6 if len(learners) <= NARROW_MAX else 1
+
+
+def _cell(
+  share: syncer_events.Share | None, merge: syncer_events.Merge, width: int
+) -> str:
+  """Formats a share: bar, percent, age of the offer; * marks an older base."""
+  if share is None:
+    return '·'
+  bar = _bar(share.weight)
+  if width == 1:
+    return bar
+  stale = '*' if share.base_version < merge.version - 1 else ''
+  percent = f'{bar}{100 * share.weight:3.0f}%{stale}'
+  return percent if width == 6 else f'{percent} {_seconds(share.age_s)}'
+
+
+def _bar(fraction: float) -> str:
+  """Returns one character of eight heights."""
+  return LEVELS[min(int(fraction * len(LEVELS)), len(LEVELS) - 1)]
+
+
+def _seconds(seconds: float) -> str:
+  return f'{seconds:.2f}s' if seconds < 10 else f'{seconds:.0f}s'

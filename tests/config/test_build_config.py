@@ -122,11 +122,11 @@ def test_an_int_is_a_float():
     ({'data__path': 'x.txt'}, "read only with data.source='text'"),
     ({'data__source': 'parquet'}, "data.source='parquet' needs the path"),
     (
-      {'data__source': 'tfds', 'data__path': 'x', 'data__text_key': ''},
-      "text_key='': format 'tfds' needs the name",
+      {'data__source': 'parquet', 'data__path': 'x', 'data__text_key': ''},
+      "text_key='': format 'parquet' needs the name",
     ),
     ({'data__source': 'mix'}, "mix=(): data.source='mix' needs 'WEIGHT"),
-    ({'data__mix': ('1 tfds x',)}, "read only with data.source='mix'"),
+    ({'data__mix': ('1 parquet x',)}, "read only with data.source='mix'"),
     (
       {'data__source': 'mix', 'data__mix': ('1 parquet',)},
       "data.mix: '1 parquet' is not 'WEIGHT FORMAT PATH'",
@@ -141,7 +141,7 @@ def test_an_int_is_a_float():
     ),
     (
       {'data__source': 'mix', 'data__mix': ('1 csv y',)},
-      "format 'csv' must be one of array_record, parquet, tfds",
+      "format 'csv' must be one of array_record, parquet",
     ),
     (
       {'data__source': 'mix', 'data__mix': ('1 parquet: y',)},
@@ -231,11 +231,11 @@ def test_a_mix_is_what_its_items_say():
     MixItem(3.0, 'array_record', '', 'gs://bucket/x'),
   )
   assert data.heldout is None
-  config = changed(data__source='tfds', data__path='c4', data__text_key='t')
-  config.data.heldout_path = 'c4#validation'
+  config = changed(data__source='parquet', data__path='c4', data__text_key='t')
+  config.data.heldout_path = 'c4-held'
   data = run_config.build(config).data
-  assert data.items == (MixItem(1.0, 'tfds', 't', 'c4'),)
-  assert data.heldout == MixItem(1.0, 'tfds', 't', 'c4#validation')
+  assert data.items == (MixItem(1.0, 'parquet', 't', 'c4'),)
+  assert data.heldout == MixItem(1.0, 'parquet', 't', 'c4-held')
 
 
 def test_what_no_syncer_serves_is_refused():

@@ -13,7 +13,7 @@ from diloco.metrics.jsonl import CorruptLine, read_jsonl
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.incarnation import incarnation_of
 from diloco.protocol.syncer import events as syncer_events
-from diloco.replay import timeline, timeline_text
+from diloco.replay import timeline
 from diloco.run import event_log, tape_events
 from diloco.run.event_log import read_tapes
 from tests.replay import taped
@@ -122,12 +122,10 @@ def test_timeline_is_as_it_was(workdir, request):
   tapes = read_tapes(workdir)
   found = timeline.timeline_rows(tapes)
   rows = [
-    *timeline_text.timeline(
+    *timeline.timeline(
       timeline.chosen(found, None, 0.0, 1e9, frozenset()),
-      timeline_text.learner_ids(tapes),
-    ),
-    '',
-    *timeline_text.summary(tapes),
+      timeline.learner_ids(tapes),
+    )
   ]
   text = '\n'.join(rows) + '\n'
   if request.config.getoption('--rewrite'):
@@ -159,9 +157,9 @@ def test_rows_fit_whatever_the_number_of_learners(learners):
   who = timeline.TimelineRow(
     99999.0, 'round', 'round 10000', frozenset(), '', merge
   )
-  rows = list(timeline_text.timeline([who], range(learners)))
+  rows = list(timeline.timeline([who], range(learners)))
   assert len(rows) == 2
-  assert max(len(row) for row in rows) <= timeline_text.COLUMNS
+  assert max(len(row) for row in rows) <= timeline.COLUMNS
 
 
 def test_a_torn_last_line_is_left_out_and_told(workdir):

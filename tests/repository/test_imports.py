@@ -84,12 +84,10 @@ TABLE = {
     'numpy',
   },
   'diloco/data/parquet_files.py': {'diloco.data', 'pyarrow'},
-  'diloco/data/tfds_files.py': {'diloco.data', 'tensorflow_datasets'},
   'diloco/data/tokenizers.py': {
     'diloco.data',
     'numpy',
     'sentencepiece',
-    'tiktoken',
     'tokenizers',
   },
   'diloco/metrics': {'numpy', 'absl', 'tensorboardX', 'diloco.protocol'},
