@@ -77,9 +77,9 @@ def _recorded(path: pathlib.Path) -> ml_collections.ConfigDict:
   try:
     fields = json.loads(path.read_text())
   except ValueError as error:
-    raise ValueError(f'the configuration can not be read: {error}') from None
+    raise ValueError(f'{path}: is no JSON ({error})') from None
   if not isinstance(fields, Mapping):
-    raise ValueError('holds no configuration')
+    raise ValueError(f'{path}: holds no configuration')
   return ml_collections.ConfigDict(
     _with_tuples(run_config.unfold(fields)), convert_dict=True
   )
