@@ -521,11 +521,19 @@ def _misspelt_config(argv: Sequence[str], values: flags.FlagValues):
 def arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
   """The flags that give another process the same configuration."""
   flag = values[CONFIG]
-  rendered = [f'--{CONFIG}={config_flags.get_config_filename(flag)}']
-  for key, value in config_flags.get_override_values(flag).items():
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    rendered.append(f'--{CONFIG}.{key}={text}')
-  return rendered
+  path = config_flags.get_config_filename(flag)
+  return [
+    f'--{CONFIG}={path}',
+    *as_flags(config_flags.get_override_values(flag)),
+  ]
+
+
+def as_flags(keys: Mapping[str, object]) -> list[str]:
+  """Returns the flags that give keys their values."""
+  return [
+    f'--{CONFIG}.{key}={str(x).lower() if isinstance(x, bool) else x}'
+    for key, x in keys.items()
+  ]
 
 
 def has_config(argv: Sequence[str]) -> bool:
