@@ -12,7 +12,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.data import text_windows
 from diloco.fleets.tally import Tally
+from diloco.lab.checkpoints import LabCheckpoints
 from diloco.metrics import files, names
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.run_progress import ProgressLine, count
@@ -36,6 +37,7 @@ from diloco.metrics.writer import (
   Writer,
 )
 from diloco.models import api, routing
+from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
 
 Params = Mapping[str, np.ndarray]  # Path -> array.
@@ -59,8 +61,8 @@ class Point:
   step: int
   tokens: int
   loss: float
-  learners_loss: float
   at_s: float
+  learners_loss: float = float('nan')
   health: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -334,6 +336,58 @@ class Health:
     placed = {path: jnp.asarray(x) for path, x in params.items()}
     probs, chosen = self._routing(placed, self._tokens)
     return np.asarray(probs), np.asarray(chosen)
+
+
+class LabRun:
+  """What the runs of all systems share: evaluations, and what is saved.
+
+  A subclass has `_tally`, `_step` and `_now_s`, and evaluates in `_seen`.
+
+  Args:
+    tell: called with the global step and the loss of each evaluation.
+  """
+
+  # What a checkpoint keeps as it is, besides the observer's place.
+  _KEPT: tuple[str, ...] = ()
+
+  def __init__(
+    self,
+    run_spec: RunSpec,
+    tell: Callable[[int, float], None],
+    observer: LabObserver,
+    checkpoints: LabCheckpoints,
+  ):
+    self._config = run_spec.config
+    self._tell = tell
+    self._observer = observer
+    self._checkpoints = checkpoints
+    self._heldout, self._health = Heldout(run_spec), Health(run_spec)
+    self._whole = Heldout(run_spec, run_spec.config.lab.final_eval_batches)
+    self._points: list[Point] = []
+
+  def _seen(self, heldout: Heldout) -> dict[str, Any]:
+    """Evaluates on that text; returns fields of a `Point`."""
+    raise NotImplementedError
+
+  def _look(self, final: bool = False):
+    """Evaluates; at the end on `lab.final_eval_batches` of the text."""
+    point = Point(
+      step=self._step,
+      tokens=self._tally.tokens,
+      at_s=self._now_s,
+      **self._seen(self._whole if final else self._heldout),
+    )
+    self._points.append(point)
+    self._tell(point.step, point.loss)
+    self._observer.evaluated(point)
+
+  def _state(self) -> dict[str, Any]:
+    kept = {name: getattr(self, name) for name in self._KEPT}
+    return kept | {'observer': self._observer.place()}
+
+  def _go_on(self, state: dict[str, Any]):
+    for name in self._KEPT:
+      setattr(self, name, state[name])
 
 
 class ShownProgress(LabObserver):
