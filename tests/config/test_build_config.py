@@ -207,6 +207,16 @@ def test_a_value_that_breaks_the_rule_of_its_key_is_named(key, rule):
     assert f'{key}={value!r}: {rule.text}' in caught.value.problems
 
 
+@pytest.mark.parametrize('value', [math.nan, math.inf])
+def test_a_number_of_the_protocol_is_named_by_its_key(value):
+  """Its rules are its own; the key stands before each."""
+  for name in ('grace_safety', 'grace_cap_steps', 'patience', 'blend_alpha'):
+    with pytest.raises(ConfigError) as caught:
+      run_config.build(changed(**{f'protocol__{name}': value}))
+    for problem in caught.value.problems:
+      assert problem.startswith(f'protocol.{name}={value}, must be ')
+
+
 def test_all_problems_stand_in_one_message():
   config = changed(model__head_dim=3, codec__block_size=0, data__shards=1)
   config.oter = 3

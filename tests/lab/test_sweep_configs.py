@@ -49,7 +49,7 @@ def test_wrong_variants_are_named_all_at_once():
   problems = '\n'.join(refused.value.problems)
   assert "'a': outer.rl" in problems
   assert "'b': outer.lr" in problems
-  assert "'c': protocol: learners=0" in problems
+  assert "'c': protocol.learners=0" in problems
 
 
 def test_name_and_seed_do_not_make_it_another(tmp_path):
