@@ -15,6 +15,7 @@ from diloco.data.sources import (
   FORMATS,
   HELDOUT_PERCENT,
   IN_MEMORY,
+  MixtureSource,
   heldout_bytes,
   text_files,
 )
@@ -24,16 +25,6 @@ MIX = 'mix'
 SOURCES = (*IN_MEMORY, *FORMATS, MIX)
 BYTES = tokenizers.BYTES.name
 HELDOUT_PERCENT_MAX = 50.0
-
-
-@dataclasses.dataclass(frozen=True)
-class MixItem:
-  """Files of documents, and their weight among others."""
-
-  weight: float
-  format: str
-  text_key: str
-  path: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,22 +60,22 @@ class DataConfig(Section):
   grammar_bytes: Count = 1 << 20  # Length of the text of 'grammar'.
 
   @property
-  def items(self) -> tuple[MixItem, ...]:
+  def items(self) -> tuple[MixtureSource, ...]:
     """The files that are trained on; none of a source in memory."""
     if self.source == MIX:
       return tuple(mix_item(text, self.text_key) for text in self.mix)
     if self.source in FORMATS:
-      return (MixItem(1.0, self.source, self.text_key, self.path),)
+      return (MixtureSource(self.source, self.path, self.text_key),)
     return ()
 
   @property
-  def heldout(self) -> MixItem | None:
+  def heldout(self) -> MixtureSource | None:
     """The files that are held out; None: the last documents of `items`."""
     if not self.heldout_path:
       return None
     if self.source == MIX:
       return mix_item(self.heldout_path, self.text_key)
-    return MixItem(1.0, self.source, self.text_key, self.heldout_path)
+    return MixtureSource(self.source, self.heldout_path, self.text_key)
 
   def broken_rules(self):
     needed = self.shards * self.batch * self.seq_len + 1
@@ -143,7 +134,7 @@ class DataConfig(Section):
     elif self.source in FORMATS:
       yield from self._key_of(self.items[0])
 
-  def _key_of(self, item: MixItem) -> Iterator[str]:
+  def _key_of(self, item: MixtureSource) -> Iterator[str]:
     if FORMATS[item.format].needs_text_key and not item.text_key:
       yield f"text_key='': format {item.format!r} needs the name"
 
@@ -249,7 +240,7 @@ def too_short_text(data: DataConfig) -> Iterator[str]:
   )
 
 
-def mix_item(text: str, text_key: str) -> MixItem:
+def mix_item(text: str, text_key: str) -> MixtureSource:
   """Parses 'WEIGHT FORMAT PATH' or 'WEIGHT FORMAT:TEXT_KEY PATH'.
 
   Raises:
@@ -269,4 +260,4 @@ def mix_item(text: str, text_key: str) -> MixItem:
     weight = math.nan
   if not 0 < weight < math.inf:
     raise ValueError(f'{text!r}: weight {words[0]!r} must be a number above 0')
-  return MixItem(weight, format_, key if colon else text_key, words[2])
+  return MixtureSource(format_, words[2], key if colon else text_key, weight)

@@ -6,8 +6,7 @@ Start with `pipeline`: element i of a learner's dataset is its batch i.
   pipeline        shuffling, shards, batches read ahead, by Grain
   text_windows    windows of tokens, held-out batches; free of Grain
   sources         sources and formats by name; read by the configuration
-  corpus          text in memory: files, the standard library, a grammar
-  mixture         documents in files of any size, one source or a mix
+  corpus          text in memory; documents in files of any size, or a mix
   documents       documents by number, their index, tokens as one row
   array_records   ArrayRecord: read, with features of its Examples
   records_folder  ArrayRecord: written; free of jax

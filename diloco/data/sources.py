@@ -101,3 +101,20 @@ FORMATS = {
   'array_record': Format('array_records', 'array_record', needs_text_key=False),
   'parquet': Format('parquet_files', 'pyarrow'),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureSource:
+  """Some files and their share of a mix.
+
+  Attributes:
+    format: a key of `FORMATS`.
+    path: a file, a folder or a pattern.
+    text_key: column or feature with the text.
+    weight: share of rows, relative to the others'.
+  """
+
+  format: str
+  path: str
+  text_key: str
+  weight: float = 1.0

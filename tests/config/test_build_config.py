@@ -7,8 +7,8 @@ import math
 import pytest
 
 from diloco.config import parsing, run_config, sections
-from diloco.config.data_section import MixItem
 from diloco.config.sections import ConfigError
+from diloco.data.sources import MixtureSource
 from experiments import common
 
 
@@ -237,15 +237,15 @@ def test_a_mix_is_what_its_items_say():
   mix = ('0.7 parquet /data/a b/*', '3 array_record: gs://bucket/x')
   data = run_config.build(changed(data__source='mix', data__mix=mix)).data
   assert data.items == (
-    MixItem(0.7, 'parquet', 'text', '/data/a b/*'),
-    MixItem(3.0, 'array_record', '', 'gs://bucket/x'),
+    MixtureSource('parquet', '/data/a b/*', 'text', 0.7),
+    MixtureSource('array_record', 'gs://bucket/x', '', 3.0),
   )
   assert data.heldout is None
   config = changed(data__source='parquet', data__path='c4', data__text_key='t')
   config.data.heldout_path = 'c4-held'
   data = run_config.build(config).data
-  assert data.items == (MixItem(1.0, 'parquet', 't', 'c4'),)
-  assert data.heldout == MixItem(1.0, 'parquet', 't', 'c4-held')
+  assert data.items == (MixtureSource('parquet', 'c4', 't', 1.0),)
+  assert data.heldout == MixtureSource('parquet', 'c4-held', 't', 1.0)
 
 
 def test_what_no_syncer_serves_is_refused():

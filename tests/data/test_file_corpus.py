@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from diloco.data import parquet_files, pipeline, text_windows
+from diloco.data.corpus import file_corpus, heldout_documents
 from diloco.data.documents import Mixture, allow_open
-from diloco.data.mixture import MixtureSource, file_corpus, heldout_documents
 from diloco.data.records_folder import write_records
+from diloco.data.sources import MixtureSource
 from diloco.data.tokenizers import BYTES, make_tokenizer
 from tests.data import made_files
 
