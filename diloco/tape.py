@@ -4,9 +4,9 @@
   python -m diloco.tape RUN [--learner=1] [--from_s=60] [--to_s=90] \\
     [--kind=round,lost]
 
-A round's row: fragment p, version v, global step t; for each learner its
-weight and how long its offer had waited (* is against an older base, · is not
-merged); why the window ended. Steps at which a learner offers and takes in
+A round's row: fragment p, version v, global step t; for each learner that was
+merged its weight and how long its offer had waited (* is against an older
+base); why the window ended. Steps at which a learner offers and takes in
 fragments are shown with --learner, or where --kind asks for them.
 """
 
@@ -42,7 +42,7 @@ def main(argv) -> int:
       _TO_S.value,
       frozenset(_KIND.value),
     )
-  for row in timeline.timeline(shown, timeline.learner_ids(tapes)):
+  for row in timeline.text(shown):
     print(row)
   for path in tapes.torn:
     print(f'{path}: the last line is torn, left out')

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's tapes as one timeline: rounds, joins and deaths in order.
-
-Its text has 100 columns.
-"""
+"""A run's tapes as one timeline: rounds, joins and deaths in order."""
 
 import dataclasses
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -19,14 +15,7 @@ from diloco.run.event_log import EventLogs, LoggedEvent
 ROUND = 'round'
 UNCLOSED = 'unclosed'  # A round left open by a syncer's death.
 DETAILS = ('snapshot', 'apply', 'progress', 'save')  # From learners' tapes.
-# Of the text.
-COLUMNS = 100
-LEFT = 22  # Columns for the time and the subject.
-WIDE_MAX = 3  # Learners with share, age and bar in their column;
-NARROW_MAX = 8  # with bar and share; beyond it a bar only,
-BARS_MAX = 48  # as many as fit.
-EVERYONE = 'everyone is in'
-LEVELS = '▁▂▃▄▅▆▇█'
+COLUMNS, LEFT = 100, 22  # Of a line, and for the time and the subject.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +27,6 @@ class TimelineRow:
   who: str  # 'round 12', 'learner 3', 'syncer', …
   learners: frozenset[int]  # Learners that it concerns.
   words: str
-  merge: syncer_events.Merge | None = None  # For a round.
 
 
 def timeline_rows(tapes: EventLogs) -> list[TimelineRow]:
@@ -99,8 +87,20 @@ def _of_syncer(tapes: EventLogs) -> Iterator[TimelineRow]:
 
 def _round(line: LoggedEvent, merge: syncer_events.Merge) -> TimelineRow:
   learners = frozenset(share.learner for share in merge.shares)
-  who = f'round {merge.round}'
-  return TimelineRow(line.time_s, ROUND, who, learners, merge.reason, merge)
+  shares = ', '.join(_share(share, merge.version) for share in merge.shares)
+  words = (
+    f'p{merge.fragment} v{merge.version} t{merge.step}: {shares}; '
+    f'{merge.reason}'
+  )
+  return TimelineRow(
+    line.time_s, ROUND, f'round {merge.round}', learners, words
+  )
+
+
+def _share(share: syncer_events.Share, version: int) -> str:
+  """Returns weight and age of an offer; * marks an older base."""
+  older = '*' if share.base_version < version - 1 else ''
+  return f'{share.learner} {share.weight:.0%}{older} {share.age_s:.2f} s'
 
 
 def _unexplained(said: tape_events.Publish) -> syncer_events.Merge:
@@ -257,97 +257,10 @@ def chosen(
   ]
 
 
-# The text.
-
-
-def learner_ids(tapes: EventLogs) -> list[int]:
-  """Returns all learners that ever joined or wrote a tape, ascending."""
-  greeted = {
-    line.said.learner
-    for line in tapes.syncer
-    if isinstance(line.said, syncer_events.AdmitLearner)
-  }
-  return sorted(greeted | tapes.learners.keys())
-
-
-def timeline(
-  shown: Sequence[TimelineRow], learners: Sequence[int]
-) -> Iterator[str]:
-  """Yields a line for each row; rounds have a column for each learner."""
-  if any(each.merge for each in shown):
-    yield _header(learners)
+def text(shown: Sequence[TimelineRow]) -> Iterator[str]:
+  """Yields the rows as lines of `COLUMNS`."""
   for each in shown:
-    if each.merge is not None:
-      yield _round_text(each, learners)
-      continue
-    words = textwrap.wrap(each.words, COLUMNS - LEFT) or ['']
-    yield f'{_left(each)}{words[0]}'
-    for rest in words[1:]:
-      yield ' ' * LEFT + rest
-
-
-def _left(each: TimelineRow) -> str:
-  return f'{each.time_s:9.2f}  {each.who:<11}'
-
-
-def _header(learners: Sequence[int]) -> str:
-  left = f'{"s":>9}  {"":<11}{"p":>3}{"v":>5}{"t":>7}  '
-  width = _cell_width(learners)
-  if not learners:
-    return left.rstrip()
-  if width == 1:
-    names = f'learners {learners[0]} … {learners[-1]}'
-  else:
-    prefix = 'learner ' if width > len('learner 99') else 'm'
-    names = ''.join(f'{f"{prefix}{m}":<{width}}' for m in learners)
-  return f'{left}{names}'.rstrip()
-
-
-def _round_text(each: TimelineRow, learners: Sequence[int]) -> str:
-  merge = each.merge
-  shares = {share.learner: share for share in merge.shares}
-  width = _cell_width(learners)
-  cells = ''.join(
-    f'{_cell(shares.get(m), merge, width):<{width}}'
-    for m in learners[:BARS_MAX]
-  )
-  left = f'{_left(each)}{merge.fragment:>3}{merge.version:>5}{merge.step:>7}  '
-  reason = _brief(merge.reason)
-  return f'{left}{cells} {reason}'[:COLUMNS].rstrip()
-
-
-def _brief(reason: str) -> str:
-  """Shortens the reason why a window ended; unknown reasons are unchanged."""
-  if reason == EVERYONE:
-    return 'all in'
-  window = re.fullmatch(r'window over, (\d+)/\d+ offers, (\d+) live', reason)
-  return f'{window[1]} of {window[2]} live' if window else reason
-
-
-def _cell_width(learners: Sequence[int]) -> int:
-  if len(learners) <= WIDE_MAX:
-    return 13
-  return 6 if len(learners) <= NARROW_MAX else 1
-
-
-def _cell(
-  share: syncer_events.Share | None, merge: syncer_events.Merge, width: int
-) -> str:
-  """Formats a share: bar, percent, age of the offer; * marks an older base."""
-  if share is None:
-    return '·'
-  bar = _bar(share.weight)
-  if width == 1:
-    return bar
-  stale = '*' if share.base_version < merge.version - 1 else ''
-  percent = f'{bar}{100 * share.weight:3.0f}%{stale}'
-  return percent if width == 6 else f'{percent} {_seconds(share.age_s)}'
-
-
-def _bar(fraction: float) -> str:
-  """Returns one character of eight heights."""
-  return LEVELS[min(int(fraction * len(LEVELS)), len(LEVELS) - 1)]
-
-
-def _seconds(seconds: float) -> str:
-  return f'{seconds:.2f}s' if seconds < 10 else f'{seconds:.0f}s'
+    left = f'{each.time_s:9.2f}  {each.who:<11}'
+    for line in textwrap.wrap(each.words, COLUMNS - LEFT) or ['']:
+      yield f'{left}{line}'
+      left = ' ' * LEFT

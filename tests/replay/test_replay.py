@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run done again from its tapes has the same bytes; from other tapes, not."""
 
-
 import numpy as np
 import pytest
 
