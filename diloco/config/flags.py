@@ -13,7 +13,6 @@ restart.
 
 import contextlib
 import dataclasses
-import difflib
 import multiprocessing
 import os
 import pathlib
@@ -407,10 +406,7 @@ def parse(
   """
   argv, path = _with_config(argv)
   if path is None:
-    raise ConfigError(
-      [*_misspelt_config(argv, values)]
-      or [f'--config: is missing, such as --config={example}']
-    )
+    raise ConfigError(f'--config: is missing, such as --config={example}')
   _check_overrides(argv, _keys(path, example))
   others = [w for w in argv if not re.fullmatch(rf'--?{PRINT_CONFIG}', w)]
   if others != argv:
@@ -479,8 +475,6 @@ def parse_of_run(
   folder = value_of(WORKDIR, argv)
   if has_config(argv):
     return parse(argv, values)
-  if problems := [*_misspelt_config(argv, values)]:
-    raise ConfigError(problems)
   if not folder:
     raise ConfigError(NO_RUN)
   path = pathlib.Path(folder) / RUN_CONFIG
@@ -507,15 +501,6 @@ def _parse_values(
       'a bucket can not do'
     )
   return rest
-
-
-def _misspelt_config(argv: Sequence[str], values: flags.FlagValues):
-  """Yields unknown flags that look like --config."""
-  for word in argv[1:]:
-    name = word.lstrip('-').partition('=')[0]
-    is_known = not word.startswith('-') or name in (*values, CONFIG)
-    if not is_known and difflib.get_close_matches(name, [CONFIG], cutoff=0.75):
-      yield f'{word}: unknown flag, did you mean --{CONFIG}?'
 
 
 def arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:

@@ -120,42 +120,13 @@ class LabObserver:
     """Called last."""
 
 
-class LabObservers(LabObserver):
-  """Forwards to several observers."""
-
-  def __init__(self, observers: Sequence[LabObserver]):
-    self._observers = tuple(observers)
-
-  def happened(self, at_s: float, process: str, event: str, detail: str = ''):
-    for observer in self._observers:
-      observer.happened(at_s, process, event, detail)
-
-  def stepped(self, learner: int, step: int, scalars: Mapping[str, float]):
-    for observer in self._observers:
-      observer.stepped(learner, step, scalars)
-
-  def decided(self, at_s: float, kind: str, fields: Mapping):
-    for observer in self._observers:
-      observer.decided(at_s, kind, fields)
-
-  def evaluated(self, point: Point):
-    for observer in self._observers:
-      observer.evaluated(point)
-
-  def place(self) -> dict[str, Any]:
-    return {k: x for each in self._observers for k, x in each.place().items()}
-
-  def close(self):
-    for observer in self._observers:
-      observer.close()
-
-
 class Recording(LabObserver):
   """Writes into an empty folder, or over an earlier run of the lab.
 
   Args:
     place: of the checkpoint from which a run resumes: what was written since
       is removed. None: all of it is.
+    shown: what shows the run as it goes.
 
   Raises:
     ConfigError: the folder holds a run of processes, or lacks what the run had
@@ -167,8 +138,10 @@ class Recording(LabObserver):
     folder: pathlib.Path,
     config: RunConfig,
     place: Mapping[str, Any] | None = None,
+    shown: LabObserver | None = None,
   ):
     workdir = Workdir(folder)
+    self._shown = shown or LabObserver()
     self._hparams = run_config.flat(config)
     for other in (workdir.status, workdir.pids):
       if other.exists():
@@ -222,6 +195,7 @@ class Recording(LabObserver):
       os.truncate(found[name], size)
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
+    self._shown.happened(at_s, process, event, detail)
     _write(
       self._events,
       {
@@ -233,6 +207,7 @@ class Recording(LabObserver):
     )
 
   def stepped(self, learner: int, step: int, scalars: Mapping[str, float]):
+    self._shown.stepped(learner, step, scalars)
     self._write_last(learner)
     self._last[learner] = step, dict(scalars)
     self._newest = learner
@@ -241,10 +216,12 @@ class Recording(LabObserver):
     _write(self._tape, {names.TIME: at_s, 'kind': kind, **fields})
 
   def evaluated(self, point: Point):
+    self._shown.evaluated(point)
     if self._newest is not None:
       self._last[self._newest][1][names.EVAL_LOSS] = point.loss
 
   def close(self):
+    self._shown.close()
     for learner in sorted(self._last):
       self._write_last(learner, always=True)
     for writer in self._writers.values():

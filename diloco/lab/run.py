@@ -20,7 +20,6 @@ from diloco.lab.data_parallel import DataParallel
 from diloco.lab.decoupled import Decoupled
 from diloco.lab.outputs import (
   LabObserver,
-  LabObservers,
   Recording,
   ShownProgress,
   Trained,
@@ -103,12 +102,8 @@ def make(
   if checkpoints.from_step:
     print(f'goes on from step {checkpoints.from_step}', file=sys.stderr)
     place = checkpoints.state['observer']
-  observer = LabObservers(
-    [
-      Recording(workdir, config, place),
-      ShownProgress(learners, config.protocol.total_steps),
-    ]
-  )
+  shown = ShownProgress(learners, config.protocol.total_steps)
+  observer = Recording(workdir, config, place, shown)
   try:
     trained = train(run_spec, observer=observer, checkpoints=checkpoints)
   finally:

@@ -26,10 +26,11 @@ def test_ctrl_c_ends_the_runs_and_begins_no_other(
   begun = _run_in_place_of_python(tmp_path, monkeypatch)
 
   def interrupted(_):
+    monkeypatch.undo()
     waiting.until(lambda: len(_pids(begun)) == JOBS, 60, 'the first runs')
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(sweep_runner.futures, 'as_completed', interrupted)
+  monkeypatch.setattr(sweep_runner.time, 'sleep', interrupted)
   with pytest.raises(KeyboardInterrupt):
     sweep_runner.make(_asked(tmp_path / 'runs'), JOBS)
   assert len(_pids(begun)) == JOBS
