@@ -41,7 +41,7 @@ from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.status import read_status
 from diloco.metrics.workdir import Workdir
-from diloco.sweeps import sweep_flags
+from diloco.sweeps import making
 from launch import chips, epochs, preflight, session
 from launch import program as launch_program
 from launch.chips import LocalDevices
@@ -428,13 +428,13 @@ def begin(
 
 if __name__ == '__main__':
   define_flags()
-  sweep_flags.define()
+  making.define_flags()
   flags.define_short_flags()
-  sys.argv = flags.in_full(sweep_flags.spelled_out(sys.argv))
+  sys.argv = flags.in_full(making.spelled_out(sys.argv))
 
   def main_or_sweep(argv) -> int:
     """Makes the run, or the sweep, that the flags ask for."""
-    if not sweep_flags.is_asked():
+    if not making.is_asked():
       return main(argv)
     # Only now: it imports SciPy.
     from launch import real_sweep

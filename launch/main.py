@@ -102,7 +102,7 @@ def read_launch(config: RunConfig) -> JobSpec:
     raise ConfigError(problems)
   path = pathlib.Path(flags.config_file())
   arguments = flags.arguments()
-  if given.to in IN_CONTAINERS:  # The file goes along.
+  if given.to in IN_CONTAINERS and path.is_file():  # It goes along.
     arguments[0] = arguments[0].replace(
       str(flags.config_file()), f'{job.CONFIG_FOLDER}/{path.name}', 1
     )
@@ -121,7 +121,7 @@ def read_launch(config: RunConfig) -> JobSpec:
   return job.launch(
     config,
     arguments,
-    (path.name, path.read_text()),
+    (path.name, path.read_text() if path.is_file() else ''),
     flags.access_arguments(),
     flags.log_arguments(),
     asked,

@@ -394,6 +394,11 @@ ROWS = {
     process_rows.measure_saving,
     150.0,
   ),
+  'return': BenchRow(
+    "stall of a learner's step while the syncer comes back",
+    process_rows.measure_return,
+    60.0,
+  ),
   'blocking': BenchRow(
     'round trip that a step waits for at τ = 0',
     process_rows.measure_blocking,

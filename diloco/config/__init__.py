@@ -13,8 +13,6 @@ into one `RunConfig`, or raises `ConfigError` with everything that is wrong.
   simulation    a simulated fleet: network, failures, study
   flags         the flags that all commands share
   config_files  the files of --config: found, and filled with defaults
-  no_changes    the file that stands for none
-  recorded      the configuration of a run that was made
   key_list      all keys with type, default and meaning; `__main__` prints them
   hardware      TPU slices, chips, and the environment of a learner
 

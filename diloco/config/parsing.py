@@ -7,6 +7,7 @@ sections. Imports no jax: launchers read configurations without devices.
 
 import dataclasses
 import difflib
+import re
 import typing
 from collections.abc import Collection, Mapping
 
@@ -88,7 +89,8 @@ def make_sections(
     except ConfigError as error:
       problems += error.problems
     except ValueError as error:  # ProtocolConfig's own rules.
-      problems.append(str(error))
+      rules = re.split(r'; (?=\w+=)', str(error).removeprefix(f'{section}: '))
+      problems += [f'{section}.{rule}' for rule in rules]
   return parts, problems
 
 

@@ -97,10 +97,8 @@ def build(config: Mapping) -> RunConfig:
   """
   if 'study' in config:
     raise ConfigError(
-      [
-        'this configuration is of a simulation, not of a training run: start '
-        'it with python -m diloco.simulate --config=…'
-      ]
+      'this configuration is of a simulation, not of a training run: start '
+      'it with python -m diloco.simulate --config=…'
     )
   typed, problems = parsing.typed_values(config, key_types())
   _fill_quorum(typed)
@@ -155,11 +153,9 @@ def check_devices(config: RunConfig, device_count: int) -> None:
   mesh = config.mesh
   if mesh.devices != device_count:
     raise ConfigError(
-      [
-        f'mesh.fsdp={mesh.fsdp} * mesh.expert={mesh.expert} * '
-        f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: this learner '
-        f'has {device_count}'
-      ]
+      f'mesh.fsdp={mesh.fsdp} * mesh.expert={mesh.expert} * '
+      f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: this learner '
+      f'has {device_count}'
     )
 
 
@@ -171,10 +167,8 @@ def check_learner(config: RunConfig, learner: int) -> None:
   """
   if not 0 <= learner < config.data.shards:
     raise ConfigError(
-      [
-        f'learner={learner}: must be in 0 … {config.data.shards - 1}, there '
-        f'are data.shards={config.data.shards}'
-      ]
+      f'learner={learner}: must be in 0 … {config.data.shards - 1}, there '
+      f'are data.shards={config.data.shards}'
     )
 
 

@@ -27,8 +27,9 @@ F32_TINY, F32_MAX = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 class ConfigError(ValueError):
   """The configuration can't be run; lists every problem that was found."""
 
-  def __init__(self, problems: Sequence[str]):
-    self.problems = tuple(problems)
+  def __init__(self, problems: str | Sequence[str]):
+    one = isinstance(problems, str)
+    self.problems = (problems,) if one else tuple(problems)
     super().__init__(
       'the configuration can not be run:'
       + ''.join(f'\n  {problem}' for problem in self.problems)

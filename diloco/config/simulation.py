@@ -232,15 +232,13 @@ def build(config: Mapping) -> SimulationConfig:
   if 'study' not in config:
     examples = ', '.join(f'experiments/{kind}.py' for kind in STUDIES)
     raise ConfigError(
-      [
-        'this configuration is of a training run, which launch.local starts; '
-        f'a simulation takes one with a section study, such as {examples}'
-      ]
+      'this configuration is of a training run, which launch.local starts; '
+      f'a simulation takes one with a section study, such as {examples}'
     )
   kind = config['study'].get('kind')
   if kind not in STUDIES:
     raise ConfigError(
-      [f'study.kind={kind!r}: must be one of {", ".join(STUDIES)}']
+      f'study.kind={kind!r}: must be one of {", ".join(STUDIES)}'
     )
   sections = {**SECTIONS, 'study': STUDIES[kind]}
   typed, problems = parsing.typed_values(

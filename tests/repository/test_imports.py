@@ -41,7 +41,6 @@ CONFIG = {
   'diloco.config.lab_section',
   'diloco.config.limits',
   'diloco.config.parsing',
-  'diloco.config.recorded',
   'diloco.config.run_config',
   'diloco.config.sections',
 }
@@ -82,12 +81,10 @@ TABLE = {
     'numpy',
   },
   'diloco/data/parquet_files.py': {'diloco.data', 'pyarrow'},
-  'diloco/data/tfds_files.py': {'diloco.data', 'tensorflow_datasets'},
   'diloco/data/tokenizers.py': {
     'diloco.data',
     'numpy',
     'sentencepiece',
-    'tiktoken',
     'tokenizers',
   },
   'diloco/metrics': {'numpy', 'absl', 'tensorboardX', 'diloco.protocol'},
@@ -144,9 +141,7 @@ TABLE = {
   'diloco/config/key_list.py': SIMULATED
   | {'diloco.fleets.failures', 'diloco.fleets.systems', *CHOICES}
   | {'diloco.protocol'},
-  'diloco/config/no_changes.py': {'ml_collections'},
   'diloco/config/flags.py': SIMULATED | {'absl', 'ml_collections'},
-  'diloco/config/recorded.py': CONFIG | {'ml_collections'},
   'diloco/faults.py': set(),
   'diloco/simulator': {
     'diloco.faults',
