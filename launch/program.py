@@ -297,7 +297,8 @@ def program(
       leave_s=kind.leave_s,
       hosts=each.hosts,
       environment=each.environment,
-      metrics_port=first_port and metrics_port(config, first_port, task, hosts),
+      metrics_port=first_port
+      and metrics_port(first_port, task, config.syncer.shards, hosts),
     )
 
   possible = {task.learner: task for task in found if task.kind == LEARNER}
