@@ -7,20 +7,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from diloco.config.run_config import RunConfig
-from diloco.metrics import names, token_ledger, token_tapes
+from diloco.metrics import names, token_tapes
 from diloco.metrics.goodput import work_of_tape
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos import checks as run_checks
 from launch.chaos.checks import Check
-from launch.chaos.live_run import (
+from launch.chaos.stage import (
   LiveRun,
   Overdue,
-  RunFailed,
   WrittenStep,
   participants,
 )
 from launch.program import SYNCER
-from launch.session import Interrupted
+from launch.session import Interrupted, RunFailed
 from launch.supervisor import ProcessEvent, ProcessState
 from tests.chaos.resources import (
   DESCRIPTORS_MAX,
@@ -134,7 +134,6 @@ class Soak:
       config,
       arguments,
       workdir,
-      config.run.restart_delay_s,
       announce=self._on_event,
       on_poll=self._look,
     )
@@ -160,33 +159,28 @@ class Soak:
 
   def checks(self) -> list[Check]:
     """Everything that must hold, with what was found."""
-    run, data = self.run, self._config.data
+    run, data, protocol = self.run, self._config.data, self._config.protocol
     tokens = data.batch * data.seq_len
     growths = self._resources.growths()
-    is_over = run.workdir.summary.exists()
     still_s = self._stillness.longest_s
+    ledger = token_tapes.rows_of(
+      run.workdir, protocol.fragments, tokens, protocol.blend
+    )
     return [
       Check(
         'rounds go on closing',
         [self._ended] if self._ended else [],
         f'{self._merges} closed; never still for more than {still_s:.1f} s',
       ),
-      Check(
-        'nobody dies unexpectedly',
-        run_checks.exits(run.events, is_over),
-        f'{self._kills} killed by the soak',
+      *run_checks.common(
+        run.tape,
+        {m: read_jsonl(run.workdir.learner_tape(m)) for m in run.learners},
+        ledger,
+        run.events,
+        is_over=run.workdir.summary.exists(),
       ),
-      Check('versions rise by one', run_checks.versions(run.tape)),
-      Check('whole steps', run_checks.whole_steps(run.tape, tokens)),
-      Check('no contribution twice', run_checks.merged_once(run.tape)),
       Check('no step twice', steps_merged_once(run.tape, run.steps)),
-      Check(
-        'tokens balance',
-        run_checks.tokens_balance(run.tape, run.steps, tokens),
-        f'{sum(map(len, run.steps.values())) * tokens:,} tokens trained',
-      ),
       Check('goodput is known', *self._goodput()),
-      self._token_ledger(tokens),
       _flat('memory', growths, 'rss_bytes', RSS_BYTES_MAX, 1e6, 'MB'),
       _flat('descriptors', growths, 'descriptors', DESCRIPTORS_MAX, 1, ''),
       _flat('threads', growths, 'threads', THREADS_MAX, 1, ''),
@@ -200,17 +194,6 @@ class Soak:
     if work is None:
       return ['no line of the tape says it'], ''
     return [], f'{work.goodput(max(x[names.TIME] for x in tape)):.1%}'
-
-  def _token_ledger(self, tokens_per_step: int) -> Check:
-    protocol = self._config.protocol
-    rows = token_tapes.rows_of(
-      self.run.workdir, protocol.fragments, tokens_per_step, protocol.blend
-    )
-    return Check(
-      'every token is accounted for',
-      run_checks.tokens_explained(rows),
-      token_ledger.text(token_ledger.total(rows.values())),
-    )
 
   def samples(self) -> dict[str, list[Sample]]:
     """Returns the samples of each process, once it was warm."""
@@ -283,9 +266,8 @@ class Soak:
 def steps_merged_once(
   tape: Iterable[Mapping], steps: Mapping[int, Sequence[WrittenStep]]
 ) -> list[str]:
-  """No step of a process is in two contributions to one fragment.
-
-  Stronger than `merged_once`: it sees through a new session of the process.
+  """No step of a process is in two contributions to one fragment, whichever
+  of its sessions they are of.
   """
   lives = {m: _lives(many) for m, many in steps.items()}
   until = {}  # (learner, process, fragment) -> last step, round.
@@ -312,7 +294,8 @@ def _lives(steps: Sequence[WrittenStep]) -> dict[int, int]:
   """Returns the count of the process of each incarnation."""
   life, found = 0, {}
   for i, step in enumerate(steps):
-    life += run_checks.begins_process(steps, i)
+    # The first that a process has recorded.
+    life += i == 0 or step.step <= steps[i - 1].step
     found.setdefault(step.incarnation, life)
   return found
 
