@@ -305,7 +305,7 @@ def dealt(
     whole.evaluate, own_environments=first.own_environments[:1]
   )
   return dataclasses.replace(
-    whole, roles=tuple(roles), evaluate=evaluate, newcomer=None
+    whole, roles=tuple(roles), evaluate=evaluate
   )
 
 

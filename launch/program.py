@@ -249,7 +249,7 @@ class Program:
   roles: tuple[Role, ...]
   evaluate: Role
   environment: tuple[tuple[str, str], ...]  # Added to every process's.
-  # Makes the role of a learner beyond M; None: there is no place for one.
+  # Makes the role of a learner beyond M.
   newcomer: Callable[[int], Role] | None = None
 
 

@@ -29,7 +29,7 @@ from diloco.metrics.status import (
 from diloco.metrics.workdir import Workdir
 from diloco.watch import run_page
 from diloco.watch.followed_run import FollowedRun
-from launch import epochs, newcomers, progress
+from launch import epochs, progress
 from launch.parent_death import dying_with_parent
 from launch.program import Program, Role, local_environment
 from launch.progress import Display
@@ -119,7 +119,6 @@ class _Session:
     """Runs until the syncer has finished and every learner has left."""
     restarts_max = self._config.run.restarts_max
     pending = list(faults)
-    newcomers.forget(self._workdir)
     with Display(self._console, tell) as display:
       roles = self._program.roles
       running = self._supervisor(display, roles, restarts_max)
@@ -129,9 +128,6 @@ class _Session:
             status = self._status(display)
             if status is not None:
               pending = _perform(pending, status.step, self._config, running)
-            newcomers.perform(
-              self._workdir, self._program, running, display.say
-            )
             display.update(status, running.states())
       finally:  # However it ended, the last picture shows what is left.
         display.show(self._status(display), running.states())

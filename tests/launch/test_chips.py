@@ -319,19 +319,6 @@ def test_a_refusal_is_one_line(tmp_path, flags, line):
   assert not (tmp_path / 'run').exists()
 
 
-def test_a_newcomer_has_no_chips(tmp_path):
-  _nodes(tmp_path, *(f'dev/nvidia{i}' for i in range(4)))
-  command = ('launch.main', 'add-learner', '--learner=2')
-  ended = _run(
-    tmp_path,
-    *('--chips_per_learner=1', '--config.data.shards=3'),
-    command=command,
-  )
-  said = ended.communicate(timeout=DEADLINE_S)[1]
-  assert ended.returncode == 78
-  assert '--learner=2: all accelerators are dealt to learners of the' in said
-
-
 @pytest.mark.skipif(not pathlib.Path('/proc').exists(), reason='reads /proc')
 @pytest.mark.soak
 def test_a_whole_run_of_two_devices_a_learner(tmp_path):

@@ -140,7 +140,7 @@ REFUSED = (
   ),
   (
     ['add-learner', '--to=local', '--workdir=/no/run', '--learner=3'],
-    '--workdir=/no/run: no launcher is running there',
+    'add-learner: is for --to=gke or --to=queued_resources or --to=slurm; here',
   ),
   (['start-over', *GKE], 'start-over: must be one of'),
   (['watch', *GKE], 'watch: is for --to=queued_resources'),
