@@ -239,8 +239,7 @@ def define_flags() -> None:
   absl_flags.DEFINE_integer(
     'page_port',
     0,
-    "Port of the page; 0: any free one. On GKE, of the syncer's pod, for all "
-    'that reach it; 0: none.',
+    'Port of the page; 0: any free one.',
     0,
     65535,
   )

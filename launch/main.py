@@ -38,7 +38,8 @@ TARGETS = (LOCAL, *BACKENDS)
 IN_CONTAINERS = tuple(n for n, b in BACKENDS.items() if CONTAINERS in b.TRAITS)
 # Flags of launch.local that say nothing elsewhere.
 LOCAL_ONLY = {
-  *('overwrite', 'cpu_devices', 'chips_per_learner', 'device_root', 'page'),
+  *('overwrite', 'cpu_devices', 'chips_per_learner', 'device_root'),
+  *('page', 'page_port'),
 }
 _DEFINE = {
   str: absl_flags.DEFINE_string,
@@ -66,7 +67,7 @@ def _takers() -> dict[str, tuple[str, ...]]:
   for target, backend in BACKENDS.items():
     for name in options_of(backend):
       found[name] = (*found.get(name, ()), target)
-  return {**found, 'page_port': (LOCAL, *found['page_port'])}
+  return found
 
 
 def define_flags() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from diloco.config.hardware import V5E, V5P, V6E
 from launch.backends.base import (
   COPIED_EVERY_S,
   RESULTS,
@@ -43,6 +44,12 @@ READABLE_BY_GROUP = 0o440  # Keys that all users can read are refused.
 OWN_ADDRESS = '$(DILOCO_HOST)'  # Kubernetes fills these in.
 OWN_INDEX = '$(DILOCO_HOST_INDEX)'
 SLICE = 'slice'  # The one Job of a JobSet.
+# What node pools call a chip.
+SLICES = {
+  V5E: 'tpu-v5-lite-podslice',
+  V5P: 'tpu-v5p-slice',
+  V6E: 'tpu-v6e-slice',
+}
 DISCOVERY_PORT = 8471  # Among the hosts of one slice.
 SPOT_NODES = 'cloud.google.com/gke-spot'
 # A copy has the times of what was read: a file that grows meanwhile is newer.
@@ -88,7 +95,6 @@ apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata: {name: $name, labels: $queued_labels, annotations: $annotations}
 spec:
-  ttlSecondsAfterFinished: $ttl_s
   failurePolicy:
     maxRestarts: $restarts_max
     rules:
@@ -140,12 +146,6 @@ livenessProbe:
   periodSeconds: 60
   timeoutSeconds: 20
   failureThreshold: 3
-"""
-PAGE_PROBE = """
-httpGet: {path: /metrics, port: page}
-initialDelaySeconds: 60
-periodSeconds: 60
-timeoutSeconds: 20
 """
 # GKE mounts buckets in pods that have an annotation.
 FUSE_PODS = {'gke-gcsfuse/volumes': 'true'}
@@ -218,10 +218,6 @@ class Gke(Backend):
     '', f'Bucket of Cloud Storage that all roles read at {DATA_FOLDER}.'
   )
   queue: str = option('', 'Local queue of Kueue that admits the roles.')
-  ttl_s: int = option(
-    0, 'Seconds after which a role that has ended is deleted; 0: never.'
-  )
-  page_port: int = option(0, "Port of the run's page in the syncer's pod.")
 
   def start(self, whole: JobSpec) -> int:
     return self._apply(self.manifests(whole))
@@ -239,8 +235,6 @@ class Gke(Backend):
     return bool(self.shared_claim)
 
   def problems(self) -> Iterator[str]:
-    if self.ttl_s < 0:
-      yield f'--ttl_s={self.ttl_s}: must not be negative'
     if self.data_claim and self.data_bucket:
       yield (
         f'--data_claim={self.data_claim}, --data_bucket={self.data_bucket}: '
@@ -321,7 +315,6 @@ class Gke(Backend):
       annotations=(
         alone if hosts > 1 and role.resources.accelerator.is_tpu else None
       ),
-      ttl_s=self.ttl_s or None,
       restarts_max=whole.restarts_max,
       has_names=role.kind != SYNCER,
       slice=SLICE,
@@ -402,21 +395,6 @@ class Gke(Backend):
         'command': [whole.python, '-m', evaluator.module],
         'args': _arguments(whole, evaluator),
         'env': _environment(whole),
-      }
-    if role.kind == SYNCER and self.page_port:
-      folder = shlex.quote(whole.workdir)
-      script = (
-        f'until [[ -s {folder}/config.json ]]; do sleep 1; done; '
-        f'exec {whole.python} -m diloco.watch {folder} --insecure '
-        f'--host={OWN_ADDRESS} --port={self.page_port}'
-      )
-      yield {
-        'name': 'watch',
-        **always,
-        'command': ['bash', '-c', script],
-        'env': [_field('DILOCO_HOST', 'status.podIP')],
-        'ports': [_port('page', self.page_port)],
-        'livenessProbe': filled(PAGE_PROBE),
       }
 
 
@@ -544,11 +522,9 @@ def _nodes(role: Task) -> tuple[dict, list]:
   """Returns the node selector and tolerations of a role."""
   place = role.resources
   selector, tolerations = {}, []
-  if place.accelerator.is_tpu:
-    selector['cloud.google.com/gke-tpu-accelerator'] = (
-      place.accelerator.gke_label
-    )
-    selector['cloud.google.com/gke-tpu-topology'] = place.accelerator.topology
+  if tpu := place.accelerator.slice:
+    selector['cloud.google.com/gke-tpu-accelerator'] = SLICES[tpu.chip]
+    selector['cloud.google.com/gke-tpu-topology'] = tpu.shape
     tolerations.append(
       {'key': 'google.com/tpu', 'operator': 'Exists', 'effect': 'NoSchedule'}
     )

@@ -18,7 +18,7 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
   JobsetV1alpha2JobSet,
 )
 
-from launch.backends import slurm, startup
+from launch.backends import queued_resources, slurm
 from launch.backends.gke import Gke
 from launch.backends.slurm import Slurm
 from tests.waiting import until
@@ -194,7 +194,7 @@ class TpuVm(Machine):
 
     The containers end with these codes, one after the other.
     """
-    script = startup.startup_script(whole, role, 'p', self.syncer, 1)
+    script = queued_resources.startup_script(whole, role, 'p', self.syncer, 1)
     (self.folder / 'codes').write_text(' '.join(map(str, codes)))
     (self.folder / 'docker.jsonl').write_text('')
     subprocess.run(
