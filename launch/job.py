@@ -432,7 +432,9 @@ def _open_doors(
       'ports; give --transfer_fenced behind a firewall, or '
       f'--config.transport.data_plane={" or ".join(planes.GUARDED)}'
     )
-  several = f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner'
+  several = (
+    f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner'
+  )
   if chosen.hosts > 1 and not asked.has_token:
     yield (
       f'{several} know each other by the token; give --token_file, or on a '

@@ -79,16 +79,11 @@ def run(
       session.evaluate()
     _show_end(config, workdir, console)
   except Interrupted as stopped:
-    console.print(
-      f'{stopped}; no process is left; the same command goes on with the run '
-      f'in {workdir.root}',
-      markup=False,
-      highlight=False,
-      soft_wrap=True,
-    )
+    goes_on = f'the same command goes on with the run in {workdir.root}'
+    progress.say(console, f'{stopped}; no process is left; {goes_on}')
     return 128 + stopped.number
   except (RunFailed, files.MalformedFile, CorruptLine, OSError) as error:
-    console.print(f'failed: {error}', markup=False, highlight=False)
+    progress.say(console, f'failed: {error}')
     return 1
   return 0
 
@@ -203,10 +198,8 @@ class _Session:
     try:
       files.write_json(self._workdir.pids, pids)
     except OSError as error:
-      self._console.print(
-        f'{self._workdir.pids} is not written: {error}',
-        markup=False,
-        highlight=False,
+      progress.say(
+        self._console, f'{self._workdir.pids} is not written: {error}'
       )
 
   def _last_lines(self, failure: str) -> str:
@@ -309,7 +302,7 @@ def page(
           break
       else:
         raise ConfigError([f'--page: {said.removeprefix("error: ").strip()}'])
-      console.print(f'page: {found[0]}', markup=False, highlight=False)
+      progress.say(console, f'page: {found[0]}')
       yield
     finally:
       serving.terminate()

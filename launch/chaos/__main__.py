@@ -29,7 +29,7 @@ from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import shard_name
 from diloco.prediction.recorded import NotPredictable
 from diloco.transport.sockets import is_loopback
-from launch import preflight
+from launch import preflight, progress
 from launch import program as launch_program
 from launch.chaos import checks, conductor, fault_plan, stage
 from launch.chaos.stage import Overdue
@@ -125,7 +125,7 @@ def main(argv) -> int:
 
   def say(text: str) -> None:
     shown.end()  # Where both are the same terminal.
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    progress.say(console, text)
 
   say(
     f'chaos: seed {given.seed}, {given.minutes:g} minutes, {len(plan)} '
