@@ -109,7 +109,7 @@ setuptools.setup(
       'pages/page.html',
       'sizing/host_speeds.json',
     ],
-    'diloco.launch': ['Dockerfile', 'README.md'],
+    'diloco.launch': ['Dockerfile', 'README.md', 'backends/gke.yaml'],
     'diloco.experiments': ['README.md', 'tasks/*'],
   },
   ext_modules=[BLOCKS],

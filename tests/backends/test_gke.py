@@ -132,7 +132,7 @@ def test_each_role_has_its_secret_and_the_notice():
     ),
     (
       {'data_bucket': 'corpora'},
-      gke.filled(gke.BUCKET, name='corpora', read_only=True),
+      gke.filled('bucket', name='corpora', read_only=True),
       {'gke-gcsfuse/volumes': 'true'},
     ),
   ],
@@ -193,7 +193,7 @@ def test_what_the_processes_leave_comes_to_a_bucket():
   for role in ROLES:
     manifest = found[f'JobSet/first-{role}']
     pod = pod_of(manifest)
-    bucket = gke.filled(gke.BUCKET, name='ours', read_only=False)
+    bucket = gke.filled('bucket', name='ours', read_only=False)
     assert {'name': 'results', **bucket} in pod['volumes']
     names = [each['name'] for each in pod['initContainers']]
     is_syncer = role == 'syncer'
