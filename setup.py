@@ -109,7 +109,12 @@ setuptools.setup(
       'pages/page.html',
       'sizing/host_speeds.json',
     ],
-    'diloco.launch': ['Dockerfile', 'README.md', 'backends/gke.yaml'],
+    'diloco.launch': [
+      'Dockerfile',
+      'README.md',
+      'backends/gke.yaml',
+      'backends/startup.sh',
+    ],
     'diloco.experiments': ['README.md', 'tasks/*'],
   },
   ext_modules=[BLOCKS],

@@ -292,7 +292,7 @@ def test_each_shard_of_the_syncer_has_a_machine(world):
   assert '--labels=run=first,role=shard' in made[1]
   script = world.state['instances']['first-shard-1']['script']
   assert '"--lead=10.0.0.1:7777"' in script
-  assert 'iptables' in script and '--privileged' not in script
+  assert 'kind=shard' in script and '--privileged' not in script
 
 
 # The script of a machine, run here with stand-ins for its programs.
