@@ -113,7 +113,7 @@ setuptools.setup(
       'Dockerfile',
       'README.md',
       'backends/gke.yaml',
-      'backends/startup.sh',
+      'backends/*.sh',
     ],
     'diloco.experiments': ['README.md', 'tasks/*'],
   },

@@ -28,6 +28,7 @@ from launch.backends.base import (
   Backend,
   CommandFailed,
   copies_results,
+  script,
   shell_command,
 )
 from launch.exit_policy import EXITS_FATAL
@@ -140,15 +141,15 @@ class QueuedResources(Backend):
     Raises:
       CommandFailed: it was refused.
     """
-    script = startup_script(whole, role, self.project, syncer, attempt)
+    text = startup_script(whole, role, self.project, syncer, attempt)
     if self.dry_run:
       name = f'{whole.role_name(role)}.sh'
-      self.say(f"cat >{name} <<'END_OF_SCRIPT'\n{script}END_OF_SCRIPT")
+      self.say(f"cat >{name} <<'END_OF_SCRIPT'\n{text}END_OF_SCRIPT")
       self.say(shlex.join(self.create_command(whole, role, name, attempt)))
       return
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder) / 'startup.sh'
-      path.write_text(script)
+      path.write_text(text)
       self.run(self.create_command(whole, role, str(path), attempt))
 
   def _stay(self, whole: JobSpec, watched: '_Watch') -> int:
@@ -446,8 +447,6 @@ def startup_script(
     'restarts_max': whole.restarts_max,
     'retry_s': AGAIN_S,
     'again_s': TOGETHER_AGAIN_S if hosts > 1 else AGAIN_S,
-  }
-  lists = {
     'secrets': [
       f'{secret_name(whole.secret_of(role), each)} {each}'
       for each in (whole.secret_files if whole.secret else ())
@@ -466,16 +465,12 @@ def startup_script(
   if role.kind == SYNCER and whole.evaluator:
     beside = ['--detach', '--name=evaluator', '--restart=on-failure']
     evaluator = _docker(whole, whole.evaluator, beside, Addresses('$host'))
-  lines = [
-    '#!/bin/bash',
-    f'# {name}, attempt {attempt}: written by launch.main.',
-    *(f'{key}={shlex.quote(str(value))}' for key, value in values.items()),
-    *(f'{key}=({shlex.join(value)})' for key, value in lists.items()),
-    f'run_role() {{\n  {_docker(whole, role, own, known)}\n}}',
-    f'run_evaluator() {{\n  {evaluator}\n}}',
-  ]
-  body = pathlib.Path(__file__).with_name('startup.sh').read_text()
-  return '\n'.join(lines) + '\n\n' + body
+  functions = {
+    'run_role': _docker(whole, role, own, known),
+    'run_evaluator': evaluator,
+  }
+  title = f'{name}, attempt {attempt}: written by launch.main.'
+  return script('startup.sh', title, values, functions)
 
 
 def secret_name(prefix: str, file_name: str) -> str:
