@@ -375,14 +375,6 @@ def main(argv, on_begin: Callable[[], None] = lambda: None) -> int:
     return session.run(config, parts, workdir, planned, console, trains)
 
 
-def sweep(argv) -> int:
-  """Makes the runs of a sweep."""
-  # Only now: it imports SciPy.
-  from launch import real_sweep
-
-  return real_sweep.main(argv)
-
-
 def begin(
   config: RunConfig,
   parts: Program,
@@ -424,4 +416,13 @@ if __name__ == '__main__':
   flags.define_short_flags()
   sys.argv = flags.in_full(sweep_flags.spelled_out(sys.argv))
 
-  flags.run(lambda argv: sweep(argv) if sweep_flags.is_asked() else main(argv))
+  def main_or_sweep(argv) -> int:
+    """Makes the run, or the sweep, that the flags ask for."""
+    if not sweep_flags.is_asked():
+      return main(argv)
+    # Only now: it imports SciPy.
+    from launch import real_sweep
+
+    return real_sweep.main(argv)
+
+  flags.run(main_or_sweep)

@@ -193,7 +193,10 @@ def main(argv) -> int:
   """Makes the run; then shows what its model writes, and what comes next."""
   given = absl_flags.FLAGS
   if sweep_flags.is_asked():
-    return local.sweep(argv)
+    # Only now: it imports SciPy.
+    from launch import real_sweep
+
+    return real_sweep.main(argv)
   local.checked(argv)
   workdir = Workdir(pathlib.Path(given.workdir))
   if given.resume and not workdir.config.exists():
