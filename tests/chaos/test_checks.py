@@ -16,7 +16,6 @@ from launch.chaos.checks import Record
 from launch.chaos.conductor import COURSE, Course
 from launch.chaos.stage import WrittenStep
 from launch.supervisor import ProcessEvent
-from tests.chaos import soak_run
 
 pytestmark = pytest.mark.beside
 
@@ -265,66 +264,15 @@ def test_the_page_of_a_run_reads_the_outcomes(tmp_path):
 # Single checks, of tapes and of a launcher's events.
 
 
-def share(learner, step, steps, base, incarnation=1):
-  return {
-    'learner': learner,
-    'incarnation': incarnation,
-    'base_version': base,
-    'c_steps': steps,
-    'c_tokens': steps * 10,
-    'step': step,
-  }
-
-
-def close(round_, version, *shares, fragment=0):
-  return {
-    'kind': 'Publish',
-    'round': round_,
-    'fragment': fragment,
-    'version': version,
-    'shares': shares,
-  }
-
-
-def trained(count, incarnation=1, first=1):
-  return [
-    WrittenStep(float(i), incarnation, i, 0.02) for i in range(first, count + 1)
-  ]
-
-
-def good():
-  return [
-    {'kind': 'ready', 'learner': 0},
-    close(1, 1, share(0, 4, 4, 0), share(1, 3, 3, 0)),
-    close(2, 1, share(0, 6, 6, 0), fragment=1),
-    close(3, 2, share(0, 9, 3, 1)),
-  ]
-
-
-def test_a_good_tape_has_no_findings():
-  steps = {0: trained(9), 1: trained(3)}
-  assert checks.versions(good()) == []
-  assert soak_run.steps_merged_once(good(), steps) == []
-
-
 @pytest.mark.parametrize(('version', 'after'), [(1, 2), (2, 2), (4, 2)])
 def test_a_version_that_falls_stays_or_jumps_is_found(version, after):
-  (finding,) = checks.versions([*good(), close(5, version)])
+  closes = [
+    {'kind': 'Publish', 'round': round_, 'fragment': p, 'version': each}
+    for round_, p, each in ((1, 0, 1), (2, 1, 1), (3, 0, 2), (5, 0, version))
+  ]
+  assert checks.versions([{'kind': 'ready', 'learner': 0}, *closes[:3]]) == []
+  (finding,) = checks.versions(closes)
   assert finding == f'fragment 0: version {version} after {after}, in round 5'
-
-
-def test_a_step_that_is_merged_in_two_sessions_is_found():
-  """The process says hello again, and offers what was merged before."""
-  steps = {0: [*trained(9), *trained(12, incarnation=2, first=10)]}
-  tape = [*good(), close(5, 3, share(0, 12, 5, base=2, incarnation=2))]
-  (finding,) = soak_run.steps_merged_once(tape, steps)
-  assert 'step 8 is merged in round 5, and was in round 3' in finding
-
-
-def test_steps_of_another_process_are_others():
-  steps = {0: [*trained(9), *trained(5, incarnation=2)]}
-  tape = [*good(), close(5, 3, share(0, 5, 5, base=2, incarnation=2))]
-  assert soak_run.steps_merged_once(tape, steps) == []
 
 
 @pytest.mark.parametrize(

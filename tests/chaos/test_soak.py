@@ -9,10 +9,8 @@ import sys
 
 import pytest
 
-from launch.supervisor import RUNNING, WAITING, ProcessState
 from tests.chaos import resources, soak_run
 from tests.chaos.resources import Sample
-from tests.chaos.soak_run import Stillness
 
 pytestmark = pytest.mark.beside
 
@@ -34,28 +32,6 @@ def test_a_plan_has_pairs_start_ups_and_every_role():
   assert {strike.in_start_up for strike in planned} == {False, True}
   assert {name for strike in planned for name in strike.victims} == set(ROLES)
   assert not planned[0].in_start_up
-
-
-def states(*running):
-  return [
-    ProcessState(name, RUNNING if name in running else WAITING, pid, 1)
-    for name, pid in ((name, 7 if name in running else None) for name in ROLES)
-  ]
-
-
-def test_it_is_still_only_while_syncer_and_a_learner_live():
-  stillness = Stillness()
-  both, alone = states('syncer', 'learner-1'), states('syncer')
-  assert stillness.look(0.0, both, merges=0) == 0.0
-  assert stillness.look(50.0, both, merges=0) == 0.0  # Still compiling.
-  assert stillness.look(51.0, both, merges=1) == 0.0
-  assert stillness.look(54.0, both, merges=1) == 3.0
-  assert stillness.look(55.0, both, merges=2) == 0.0
-  assert stillness.look(60.0, alone, merges=2) == 0.0
-  assert stillness.look(70.0, states('learner-1'), merges=2) == 0.0
-  assert stillness.look(71.0, both, merges=2) == 0.0
-  assert stillness.look(75.0, both, merges=2) == 4.0
-  assert stillness.longest_s == 4.0
 
 
 def samples(seconds, rss_bytes):
