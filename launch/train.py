@@ -34,7 +34,7 @@ from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.status import read_evaluation
 from diloco.metrics.workdir import Workdir
-from diloco.sweeps import sweep_flags
+from diloco.sweeps import making
 from launch import epochs, local
 
 CONFIG = config_files.EXPERIMENTS / 'train.py'
@@ -49,7 +49,7 @@ SAMPLE_TOKENS = 300
 
 def arguments(argv: Sequence[str]) -> list[str]:
   """Returns the command line of `launch.local`, the program's name first."""
-  argv = flags.in_full(sweep_flags.spelled_out(argv))
+  argv = flags.in_full(making.spelled_out(argv))
   if (steps := flags.value_of(EXTEND, argv)) is not None:
     print(
       f'note: --{EXTEND}={steps} is now --steps={steps}, and goes with the '
@@ -67,7 +67,7 @@ def arguments(argv: Sequence[str]) -> list[str]:
   if workdir is None:
     name = STDLIB if text is None else pathlib.Path(text).resolve().stem
     name = re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-') or TEXT
-    if flags.value_of(sweep_flags.SWEEP, argv) is not None:
+    if flags.value_of(making.SWEEP, argv) is not None:
       name += '-sweep'
     workdir = str(pathlib.Path('runs') / name)
     given.append(f'--workdir={workdir}')
@@ -192,7 +192,7 @@ def parse(argv: Sequence[str]) -> list[str]:
 def main(argv) -> int:
   """Makes the run; then shows what its model writes, and what comes next."""
   given = absl_flags.FLAGS
-  if sweep_flags.is_asked():
+  if making.is_asked():
     # Only now: it imports SciPy.
     from launch import real_sweep
 
@@ -228,7 +228,7 @@ def main(argv) -> int:
 if __name__ == '__main__':
   OWN = sys.argv[1:]
   local.define_flags()
-  sweep_flags.define()
+  making.define_flags()
   flags.define_short_flags()
   absl_flags.DEFINE_string(TEXT, None, 'The text, as it was given until 0.1.')
   absl_flags.DEFINE_bool(RESUME, False, 'Goes on with a run; begins none.')
