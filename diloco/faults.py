@@ -173,8 +173,6 @@ class Kind:
     counters: fields of `relay.WayCounts` of which one must have moved, or it
       did nothing.
     is_outage: True if its target's process ends.
-    touches: what of a run's verdict, or of the swarm's invariants, it may
-      change, in words.
   """
 
   what: str
@@ -186,7 +184,6 @@ class Kind:
   one_way: bool = False
   counters: tuple[str, ...] = ()
   is_outage: bool = False
-  touches: tuple[str, ...] = ('goodput',)
 
   @property
   def verbs(self) -> tuple[str, ...]:
@@ -194,32 +191,26 @@ class Kind:
     return (*self.begin[:1], *self.end[:1])
 
 
-DIED = {
-  'is_outage': True,
-  'touches': ('goodput', 'tokens lost as it died'),
-}
-LATER = {'touches': ('participation', 'tokens overwritten')}
-CUT_LINK = {'counters': ('held_bytes', 'held_connects'), **LATER}
-REFUSED = {'touches': ('contributions refused',)}
+HELD = ('held_bytes', 'held_connects')
 MEND = ('mend',)
 KINDS = {
   'kill': Kind(
     'kill -9 of a learner, the syncer or a shard',
     (LEARNER, SERVER),
     ('kill',),
-    **DIED,
+    is_outage=True,
   ),
   'kill_host': Kind(
     'kill -9 of one process of a learner of several hosts',
     (HOST,),
     ('kill',),
-    **DIED,
+    is_outage=True,
   ),
   'kill_donor': Kind(
     'kill -9 of the learner that gives a newcomer its state',
     (LEARNER,),
     ('kill_donor',),
-    **DIED,
+    is_outage=True,
   ),
   'pause': Kind(
     'SIGSTOP, and SIGCONT later',
@@ -238,7 +229,7 @@ KINDS = {
     'SIGTERM, and SIGKILL when the notice is over',
     (LEARNER,),
     ('preempt_and_kill', 'notice_s'),
-    **DIED,
+    is_outage=True,
   ),
   'cut': Kind(
     'a link that carries nothing',
@@ -246,7 +237,7 @@ KINDS = {
     ('cut', 'ways'),
     MEND,
     (3.0, 8.0),
-    **CUT_LINK,
+    counters=HELD,
   ),
   'cut_one_way': Kind(
     'a link that carries nothing one way',
@@ -255,13 +246,12 @@ KINDS = {
     MEND,
     (3.0, 8.0),
     one_way=True,
-    **CUT_LINK,
+    counters=HELD,
   ),
   'partition': Kind(
     'a learner that no process reaches, whose streams break',
     (LEARNER,),
     ('partition',),
-    **LATER,
   ),
   'throttle': Kind(
     f'a link of {THROTTLED_SHARE:.0%} of its usual rate',
@@ -270,7 +260,6 @@ KINDS = {
     MEND,
     (5.0, 10.0),
     counters=('throttled_bytes',),
-    **LATER,
   ),
   'delay': Kind(
     f'{DELAY_S[0] * 1000:.0f} to {DELAY_S[1] * 1000:.0f} ms more each way',
@@ -279,7 +268,6 @@ KINDS = {
     MEND,
     (5.0, 10.0),
     counters=('delayed_bytes',),
-    **LATER,
   ),
   'loss': Kind(
     f'{LOSS:.0%} of the chunks stall as if lost, a few end their connection',
@@ -288,7 +276,6 @@ KINDS = {
     MEND,
     (5.0, 10.0),
     counters=('stalls', 'resets'),
-    **LATER,
   ),
   'slow': Kind(
     f'a learner that slows down by a factor of {SLOWER:g}',
@@ -301,7 +288,6 @@ KINDS = {
     'a learner of a new id',
     (NEWCOMER,),
     ('join',),
-    touches=('participation',),
   ),
   'leave': Kind(
     f'a learner that leaves for good, with {NOTICE_S:g} s of notice',
@@ -315,31 +301,27 @@ KINDS = {
     ('fill_disk', True),
     ('fill_disk', False),
     (3.0, 6.0),
-    touches=('rounds closed',),
   ),
   'lose_disk': Kind(
     'the folder of a dead syncer is gone, with its ledger',
     (SERVER,),
     ('lose_disk',),
-    touches=('tokens lost with the syncer',),
   ),
   'clock': Kind(
     'the clock of a learner, by which its next process is numbered, jumps',
     (LEARNER,),
     ('set_clock', 'jump_s'),
-    **DIED,
+    is_outage=True,
   ),
   'outlier': Kind(
     'offers whose norm is 1000 times the usual one',
     (LEARNER,),
     ('spoil', 'outliers'),
-    **REFUSED,
   ),
   'unusable': Kind(
     'offers of values that are not finite',
     (LEARNER,),
     ('spoil', 'unusable'),
-    **REFUSED,
   ),
 }
 

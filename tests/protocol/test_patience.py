@@ -8,9 +8,8 @@ from diloco.protocol.syncer.pulls import AwaitedPull, Waits
 from diloco.protocol.timeouts import TransferTime
 from diloco.protocol.values import Ema
 from diloco.simulator.cluster import Cluster
-from diloco.simulator.engine import DecisionLog
 from diloco.simulator.timing import Timing
-from tests.protocol.stages import config_of
+from tests.protocol.cluster_stage import DecisionLog, config_of
 
 STEPS = 500
 

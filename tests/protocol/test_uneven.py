@@ -10,10 +10,9 @@ from diloco.protocol.syncer import collecting, pulls
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.timeouts import TransferTime
 from diloco.simulator.cluster import Cluster, ClusterOptions
-from diloco.simulator.engine import DecisionLog
 from diloco.simulator.network import Cargo, UnequalWires
 from diloco.simulator.timing import Timing
-from tests.protocol.cluster_stage import config_of
+from tests.protocol.cluster_stage import DecisionLog, config_of
 
 FOREVER = 10**6  # Steps: no run here comes to its end.
 

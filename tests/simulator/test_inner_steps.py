@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A suspended step is finished afterwards."""
 
-from diloco.simulator.engine import Simulation
-from diloco.simulator.inner_steps import InnerSteps
+from diloco.simulator.engine import InnerSteps, Simulation
 
 
 def _made(plan: dict[float, str]) -> tuple[float, list]:
