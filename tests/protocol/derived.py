@@ -41,11 +41,9 @@ def _check_round(state: SyncerState, round_: Round):
     state.versions[p],
     state.finishing,
   ):
-    candidates = Candidates(
-      round_.number, kept.version, state.policy, kept.last
-    )
+    candidates = Candidates(state, round_)
     for learner in state.members:
-      candidates.put(learner, collecting._candidate(state, round_, learner))
+      candidates.look(state, round_, learner)
     assert collecting.candidates(state, round_) is kept
     assert vars(kept) == vars(candidates), (
       round_,

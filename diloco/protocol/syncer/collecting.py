@@ -5,12 +5,11 @@ It waits for K offers, then for the end of the grace window. A decision returns
 its reason.
 """
 
-import typing
 from collections.abc import Iterable
 
-from diloco.protocol.round_policy import RoundPolicy, Verdict
+from diloco.protocol.round_policy import Verdict
 from diloco.protocol.syncer import offers, recovery
-from diloco.protocol.syncer.state import HeldOffer, Round, Stage, SyncerState
+from diloco.protocol.syncer.state import Round, Stage, SyncerState
 
 
 def why_over(state: SyncerState, round_: Round) -> str | None:
@@ -137,10 +136,10 @@ def candidates(state: SyncerState, round_: Round) -> 'Candidates':
   version = state.versions[round_.fragment]
   known, moved = round_.candidates, round_.touched
   if known is None or (known.version, known.last) != (version, state.finishing):
-    known = Candidates(round_.number, version, state.policy, state.finishing)
-    round_.candidates, moved = known, state.members
+    known = round_.candidates = Candidates(state, round_)
+    moved = state.members
   for learner in moved:
-    known.put(learner, _candidate(state, round_, learner))
+    known.look(state, round_, learner)
   round_.touched.clear()
   return known
 
@@ -151,34 +150,6 @@ def settle(state: SyncerState):
   for round_ in state.rounds.values():
     round_.touched |= state.touched
   state.touched.clear()
-
-
-class Candidate(typing.NamedTuple):
-  """The facts about one learner on which a round decides."""
-
-  clock: int | None  # None: it is leaving, and is not waited for.
-  held: HeldOffer | None  # Its newest offer for the round's fragment.
-  merged: offers.MergedSteps
-
-
-def _candidate(
-  state: SyncerState, round_: Round, learner: int
-) -> Candidate | None:
-  """Returns a learner as a due round sees it; None: it is no candidate."""
-  member = state.members.get(learner)
-  if member is None or not member.ready:
-    return None
-  held = member.offers.get(round_.fragment)
-  rests = _rests(state, learner) and not state.finishing
-  if learner in round_.pulled:
-    held = round_.pulls[learner].held
-  elif member.late or member.straggler or rests:
-    return None
-  return Candidate(
-    clock=None if member.leaving else state.pace[learner],
-    held=held,
-    merged=offers.merged_steps(state, learner, round_.fragment),
-  )
 
 
 def _rests(state: SyncerState, learner: int) -> bool:
@@ -194,37 +165,40 @@ def _rests(state: SyncerState, learner: int) -> bool:
 class Candidates:
   """Counts the candidates of a due round as they change.
 
-  Args:
-    round_: the round's number.
+  Attributes:
     version: the version of the fragment before the round.
     last: True if the run is finishing: no more steps are made, so clocks do not
       count.
-
-  Attributes:
     admitted: the learners whose offers can be merged now.
   """
 
-  def __init__(
-    self, round_: int, version: int, policy: RoundPolicy, last: bool = False
-  ):
-    self.version, self.last = version, last
+  def __init__(self, state: SyncerState, round_: Round):
+    self.version, self.last = state.versions[round_.fragment], state.finishing
     self.admitted: set[int] = set()
-    self._round = round_
-    self._policy = policy
-    self._due_step = 0 if last else round_ * policy.config.spacing_steps
+    self._policy = state.policy
+    spacing_steps = state.config.spacing_steps
+    self._due_step = 0 if self.last else round_.number * spacing_steps
     self._all: set[int] = set()
     self._live: set[int] = set()  # All but those that are leaving.
     self._awaited: set[int] = set()  # Live ones that hold the window open.
 
-  def put(self, learner: int, candidate: Candidate | None):
-    """Counts a learner as it is now; None: it is no candidate."""
+  def look(self, state: SyncerState, round_: Round, learner: int):
+    """Counts a learner as it is now."""
     for each in self._all, self._live, self.admitted, self._awaited:
       each.discard(learner)
-    if candidate is None:
+    member = state.members.get(learner)
+    if member is None or not member.ready:
       return
-    clock, held, merged = candidate
-    offer = held and held.offer
-    policy, due_step = self._policy, self._due_step
+    held = member.offers.get(round_.fragment)
+    rests = _rests(state, learner) and not self.last
+    if learner in round_.pulled:
+      held = round_.pulls[learner].held
+    elif member.late or member.straggler or rests:
+      return
+    # A leaving learner is not waited for, and has no clock.
+    clock = None if member.leaving else state.pace[learner]
+    offer, policy, due_step = held and held.offer, self._policy, self._due_step
+    merged = offers.merged_steps(state, learner, round_.fragment)
     self._all.add(learner)
     if (
       offer is not None
@@ -236,7 +210,7 @@ class Candidates:
     if clock is None:
       return
     self._live.add(learner)
-    if policy.awaits(self._round, due_step, clock, offer and offer.round):
+    if policy.awaits(round_.number, due_step, clock, offer and offer.round):
       self._awaited.add(learner)
 
   @property
