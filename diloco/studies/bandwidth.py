@@ -13,8 +13,8 @@ from diloco.metrics.run_progress import counted
 from diloco.numerics.codec import bytes_per_value
 from diloco.pages.parts import Chart, Column, Line, ReportPage, Table
 from diloco.simulator.network import SYNCER
-from diloco.studies import inputs, tables
-from diloco.studies.tables import Field, Record
+from diloco.studies import study as studies
+from diloco.studies.study import Field, Record
 
 BF16_BYTES = 2.0
 FOUR_BITS_BYTES = 0.5  # As the paper counts int4: no scales.
@@ -102,7 +102,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
       )
     )
   protocol, network = config.protocol, config.network
-  return tables.page(
+  return studies.page(
     config,
     'Bandwidth for a compute utilisation',
     (
@@ -179,7 +179,7 @@ def machines(config: SimulationConfig, say: Callable[[str], None]) -> Table:
     )
     runs = [_run(changed, config.seed + i) for i in range(config.study.seeds)]
     rows.append(({'codec': codec, 'Gbit/s': gbps}, runs))
-  return tables.table(
+  return studies.table(
     'bandwidth_machines',
     f'The real machines: {config.protocol.learners} learners in '
     f'{config.network.datacentres} data centres, T = {config.fleet.step_s:g} s',
@@ -208,7 +208,7 @@ def machines(config: SimulationConfig, say: Callable[[str], None]) -> Table:
 
 def _run(config: SimulationConfig, seed: int) -> Record:
   until_s = CYCLES * config.protocol.sync_every_steps * config.fleet.step_s
-  found = inputs.decoupled(config, seed, until_s)
+  found = studies.decoupled(config, seed, until_s)
   used = [link for link in found.links if link.process != SYNCER]
   return found.record() | {
     'versions_behind': statistics.fmean(map(found.staleness, found.learners)),
