@@ -15,8 +15,8 @@ from diloco.fleets.systems import DECOUPLED, RECOVERIES, SYSTEMS
 from diloco.metrics.run_progress import counted
 from diloco.pages.parts import Chart, Line, ReportPage, Table
 from diloco.pages.parts import Column as Heading
-from diloco.studies import inputs, tables
-from diloco.studies.tables import Record, times
+from diloco.studies import study as studies
+from diloco.studies.study import Record, times
 
 # Data-parallel costs next to nothing, so it runs longer: its means scatter
 # less. Its failures begin with those of Decoupled DiLoCo.
@@ -93,10 +93,10 @@ class Cell:
   paper: float | None  # Percent; None where it gives none.
 
   def mean(self, name: str) -> float | None:
-    return tables.mean(self.runs, name)
+    return studies.mean(self.runs, name)
 
   def spread(self, name: str) -> float | None:
-    return tables.spread(self.runs, name)
+    return studies.spread(self.runs, name)
 
 
 Cells = dict[tuple[Row, int], Cell]  # By row and chips.
@@ -144,7 +144,7 @@ def cell_of(config: SimulationConfig, row: Row, chips: int) -> Cell:
     if row.system != DECOUPLED:
       runs.append(_as_one(config, events, until_s))
       continue
-    outcome = inputs.decoupled(
+    outcome = studies.decoupled(
       config,
       seed,
       until_s,
@@ -153,30 +153,24 @@ def cell_of(config: SimulationConfig, row: Row, chips: int) -> Cell:
       quorum=min(config.protocol.quorum, row.learners),
     )
     runs.append(outcome.record())
-  goodput = expected_goodput(config, row, chips)
-  closed = {'goodput': goodput}
-  if not recovery.dies:  # Then it steps more than what counts in the end.
-    closed['uptime'] = systems.uptime(goodput, row.learners)
-  paper = None
-  if inputs.is_calibration(config.failures) and (
-    SYSTEMS[row.system] or row.recovery == systems.PAPERS
-  ):
-    paper = inputs.GOODPUT.get(row[:2], {}).get(chips)
-  return Cell(row, chips, tuple(runs), closed, paper)
-
-
-def expected_goodput(config: SimulationConfig, row: Row, chips: int) -> float:
-  """Returns g of one learner, by the closed form of its recovery."""
-  given, network = config.failures, inputs.network_of(config)
+  given, network = config.failures, studies.network_of(config)
   again_s = systems.RESTART_STEPS * config.fleet.step_s
   again_s += 8 * network.state_bytes / network.learner_bps
-  recovery = RECOVERIES[row.recovery]
-  return recovery.goodput(
+  goodput = recovery.goodput(
     failures.rate_per_s(chips, given.mtbi_days) / row.learners,
     given.repair_s,
     given.pause_s,
     again_s if recovery.dies else 0.0,
   )
+  closed = {'goodput': goodput}
+  if not recovery.dies:  # Then it steps more than what counts in the end.
+    closed['uptime'] = systems.uptime(goodput, row.learners)
+  paper = None
+  if studies.is_calibration(config.failures) and (
+    SYSTEMS[row.system] or row.recovery == systems.PAPERS
+  ):
+    paper = studies.GOODPUT.get(row[:2], {}).get(chips)
+  return Cell(row, chips, tuple(runs), closed, paper)
 
 
 def _as_one(
@@ -186,7 +180,7 @@ def _as_one(
   useful_s, stepping_s = failures.running_s(
     events.suspensions[0], events.capacities[0], until_s
   )
-  steps_s = inputs.fleet_of(config, max(config.study.learners)).step_s
+  steps_s = studies.fleet_of(config, max(config.study.learners)).step_s
   even = statistics.fmean(steps_s) / max(steps_s)
   return {
     'goodput': even * useful_s / until_s,
@@ -197,7 +191,7 @@ def _as_one(
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Returns tables and charts of every system on every fleet."""
   cells = simulate(config, say)
-  return tables.page(
+  return studies.page(
     config,
     'Goodput of fleets whose chips fail',
     _paragraphs(config),
@@ -230,7 +224,7 @@ def _by_chips(
   """Returns a figure in percent: simulated, by formula, of the paper."""
   columns = [Heading(each) for each in ('system', 'learners', 'recovery', 'by')]
   for chips in config.study.chips:
-    columns += tables.with_spread(short(chips), 1)
+    columns += studies.with_spread(short(chips), 1)
   lines = []
   for row in rows(config):
     own = [cells[row, chips] for chips in config.study.chips]
@@ -332,7 +326,7 @@ def _paragraphs(config: SimulationConfig) -> Iterator[str]:
     'Goodput is that of real runs: the share of the allocated time, and of '
     'slices, that went into steps whose work no death took. Uptime is the '
     'share of the time in which somebody was stepping. All systems of one '
-    f'fleet and seed have the same failures. {tables.over(study.seeds)}'
+    f'fleet and seed have the same failures. {studies.over(study.seeds)}'
   )
   if DECOUPLED in study.systems:
     yield (

@@ -11,8 +11,8 @@ from diloco.fleets.systems import DECOUPLED, scavenging_time
 from diloco.metrics import figures
 from diloco.metrics.run_progress import counted
 from diloco.pages.parts import Chart, Line, ReportPage, Table
-from diloco.studies import inputs, tables
-from diloco.studies.tables import Field, Record
+from diloco.studies import study as studies
+from diloco.studies.study import Field, Record
 
 PATIENCE = 4.0  # Times as long as it takes without extra learners.
 
@@ -48,7 +48,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
     record['relative'] = record['time_s'] / alone_s
     records.setdefault(extra, []).append(record)
   state_gb = 1e-9 * network.params * network.state_bytes_per_param
-  return tables.page(
+  return studies.page(
     config,
     'Scavenging: learners that come for a part of the work',
     (
@@ -71,8 +71,8 @@ def run(config: SimulationConfig, extra: int, i: int) -> Record:
   tokens = study.steps * always * config.fleet.tokens
   fleet = DecoupledFleet(
     config.protocol,
-    inputs.fleet_of(config, always + extra),
-    inputs.network_of(config),
+    studies.fleet_of(config, always + extra),
+    studies.network_of(config),
     config.seed + i,
     timeline_s=float('inf'),  # For the bootstraps.
   )
@@ -119,8 +119,8 @@ def _papers(config: SimulationConfig) -> dict[str, dict[float, float]]:
   if config.study.end - config.study.begin != 0.5:
     return {}
   return {
-    'paper': inputs.SCAVENGING,
-    'paper, data-parallel': inputs.SCAVENGING_DATA_PARALLEL,
+    'paper': studies.SCAVENGING,
+    'paper, data-parallel': studies.SCAVENGING_DATA_PARALLEL,
   }
 
 
@@ -136,7 +136,7 @@ def _table(config: SimulationConfig, records: dict) -> Table:
     }
     labels |= {k: times.get(share) for k, times in _papers(config).items()}
     rows.append((labels, runs))
-  return tables.table(
+  return studies.table(
     'scavenging',
     'Time to train the same tokens',
     FIELDS,
@@ -145,7 +145,7 @@ def _table(config: SimulationConfig, records: dict) -> Table:
       'extra: compute that comes, relative to the '
       f'{always} learners that are always there.',
       'relative time: until the same number of tokens was trained, relative to '
-      f'nobody coming. {tables.over(study.seeds)}',
+      f'nobody coming. {studies.over(study.seeds)}',
       'closed form: (1 - d) + d / (1 + x), coming and going for nothing; '
       f'd = {study.end - study.begin:g}.',
       'extra tokens, extra merged: the share of the tokens that the extra '
@@ -164,7 +164,7 @@ def _chart(config: SimulationConfig, records: dict) -> Chart:
   exact = tuple(scavenging_time(x / 100, study.begin, study.end) for x in curve)
   means, spreads = (
     tuple(of(runs, 'relative') or 0.0 for runs in records.values())
-    for of in (tables.mean, tables.spread)
+    for of in (studies.mean, studies.spread)
   )
   lines = [
     Line(DECOUPLED, 'simulated', shares, means, spreads),

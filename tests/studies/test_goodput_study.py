@@ -9,7 +9,8 @@ from diloco.config import simulation
 from diloco.config.sections import ConfigError
 from diloco.fleets.systems import DECOUPLED
 from diloco.pages.parts import Chart, Table
-from diloco.studies import goodput, tables
+from diloco.studies import goodput
+from diloco.studies import study as studies
 from diloco.studies.goodput import Row
 from experiments import goodput as experiment
 
@@ -182,6 +183,6 @@ def test_a_slow_part_slows_data_parallel_as_a_whole():
 
 def test_a_spread_needs_two_seeds():
   runs = [{'goodput': 0.5}, {'goodput': 0.7}]
-  assert tables.spread(runs[:1], 'goodput') is None
-  assert tables.mean(runs, 'goodput') == pytest.approx(0.6)
-  assert tables.spread(runs, 'goodput') == pytest.approx(0.2 / math.sqrt(2))
+  assert studies.spread(runs[:1], 'goodput') is None
+  assert studies.mean(runs, 'goodput') == pytest.approx(0.6)
+  assert studies.spread(runs, 'goodput') == pytest.approx(0.2 / math.sqrt(2))

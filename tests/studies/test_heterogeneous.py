@@ -4,7 +4,8 @@
 import pytest
 
 from diloco.config import simulation
-from diloco.studies import heterogeneous, inputs
+from diloco.studies import heterogeneous
+from diloco.studies import study as studies
 from experiments import heterogeneous as experiment
 
 K_IS_1 = ('K=1', 'K=1 grace', 'K=1 latest', 'K=1 grace latest')
@@ -59,7 +60,11 @@ def test_slow_learners_are_in_fewer_rounds(rows):
 
 
 def test_the_papers_settings_are_rows(rows):
-  assert list(rows) == [*inputs.HETEROGENEOUS, 'K=1 latest', 'K=1 grace latest']
+  assert list(rows) == [
+    *studies.HETEROGENEOUS,
+    'K=1 latest',
+    'K=1 grace latest',
+  ]
 
 
 def test_latest_merges_younger_offers_than_fresh(rows):
