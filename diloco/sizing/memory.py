@@ -103,7 +103,7 @@ def of_learner(
 def of_syncer(
   n: float, f: float, b: float, ahead: int, learners: int, moments: int = 1
 ) -> tuple[Memory, ...]:
-  """See `syncer/outer_state.py`, `server.py`, `learner_sessions.py`.
+  """See `syncer/outer_state.py`, `server.py`.
 
   Args:
     ahead: rounds that may be in flight.

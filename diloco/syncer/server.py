@@ -5,6 +5,7 @@ One thread owns the machine and talks to the learners, in the order of the
 machine's effects. The shards do the work on bytes; their answers become events.
 """
 
+import collections
 import math
 import queue
 import threading
@@ -23,7 +24,6 @@ from diloco.run.event_log import SyncerEventLog, closing_line, line_of
 from diloco.run.spec import RunSpec
 from diloco.run.tape_events import Started
 from diloco.run.threads import Inbox, Worker
-from diloco.syncer.learner_sessions import Key, LearnerSession
 from diloco.syncer.results import ResultCollector, ResultLost, Results
 from diloco.syncer.shard import Shard
 from diloco.syncer.shard_coordinator import (
@@ -41,6 +41,74 @@ INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
 SHARE_MAX = 64  # Of these, messages of one session.
 STATUS_EVERY_S = 1.0
 FAREWELL_S = 15.0  # How long learners may take to fetch the last updates.
+
+Key = tuple[int, int]  # (learner, incarnation)
+
+
+class LearnerSession:
+  """One session of one learner, with its messages in order.
+
+  A message about bytes that a shard has yet to offer keeps its place in the
+  order; later messages wait for it.
+
+  Args:
+    hello: its first message.
+    offers_max: how many can be on offer at once.
+
+  Attributes:
+    admitted: False until the machine has admitted it.
+  """
+
+  def __init__(
+    self,
+    session: ControlSession,
+    hello: messages.Hello | messages.Inquiry,
+    offers_max: int,
+  ):
+    self.session = session
+    self.hello = hello
+    self.admitted = False
+    self._offers_max = offers_max
+    self._waiting: collections.deque[MessageReservation] = collections.deque()
+    # Bytes on offer, by handle in the order of the offers.
+    self._nbytes: dict[int, int] = {}
+
+  def send(self, message):
+    """Sends a message after all that were sent, or reserved a place, before."""
+    self.reserve().send(message)
+
+  def reserve(self) -> 'MessageReservation':
+    """Reserves the place of a message that will follow."""
+    place = MessageReservation(self._flush)
+    self._waiting.append(place)
+    return place
+
+  def note_offer(self, payload: messages.Payload):
+    """Notes an offer that can be fetched now."""
+    self._nbytes[payload.handle] = payload.nbytes
+    if len(self._nbytes) > self._offers_max:
+      del self._nbytes[next(iter(self._nbytes))]
+
+  def retire(self, handle: int) -> int:
+    """Drops a fetched offer; returns its bytes, or 0 if unknown."""
+    return self._nbytes.pop(handle, 0)
+
+  def _flush(self):
+    while self._waiting and self._waiting[0].message is not None:
+      self.session.send(self._waiting.popleft().message)
+
+
+class MessageReservation:
+  """The reserved place of a message in one session."""
+
+  def __init__(self, flush: Callable[[], None]):
+    self._flush = flush
+    self.message = None  # Until there is one.
+
+  def send(self, message):
+    """Sends `message` in this place."""
+    self.message = message
+    self._flush()
 
 
 class SyncerServer:
