@@ -26,7 +26,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from diloco import __version__
-from diloco.config import config_files, parsing, run_config, simulation
+from diloco.config import config_files, run_config, sections, simulation
 from diloco.config.sections import ConfigError
 
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
@@ -264,7 +264,7 @@ def in_full(argv: Sequence[str]) -> list[str]:
 def positions(
   argv: Sequence[str], values: flags.FlagValues = flags.FLAGS
 ) -> list[int]:
-  """Returns where on a command line words stand alone, before its parsing."""
+  """Returns where on a command line words stand alone, before its sections."""
   found, at = [], 1
   while at < len(argv):
     word = argv[at]
@@ -560,7 +560,7 @@ def _keys(path: str, example: str) -> dict[str, object]:
       f'{given}: get_config() gave a {type(config).__name__}, must give a '
       'ConfigDict'
     )
-  return parsing.flatten(config)
+  return sections.flatten(config)
 
 
 def _check_overrides(argv: Sequence[str], keys: Mapping[str, object]) -> None:
@@ -568,7 +568,7 @@ def _check_overrides(argv: Sequence[str], keys: Mapping[str, object]) -> None:
   for word in argv:
     match = re.fullmatch(rf'--?(no)?{CONFIG}\.([^=]+)(=.*)?', word)
     if match and match[2] not in keys:
-      near = parsing.nearest(match[2], keys)
+      near = sections.nearest(match[2], keys)
       problems.append(f'{word}: unknown key {match[2]}{near}')
     elif match and match[3]:
       problems += _wrong_number(word, match[3][1:], keys[match[2]])

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Mapping
 
-from diloco.config import parsing, run_config, sections, simulation
+from diloco.config import run_config, sections, simulation
 from diloco.protocol import config as protocol_config
 from diloco.protocol import round_policy
 
@@ -46,13 +46,13 @@ def of_simulation(kind: str) -> list[Key]:
 def _keys(
   parts: Mapping[str, type], top: Mapping[str, type], defaults: Mapping
 ) -> list[Key]:
-  types = parsing.key_types(parts, top)
+  types = sections.key_types(parts, top)
   meanings = _meanings(run_config.RunConfig)
   for section, cls in parts.items():
     meanings |= {f'{section}.{n}': m for n, m in _meanings(cls).items()}
   return [
-    Key(name, parsing.type_name(types[name]), default, meanings[name])
-    for name, default in parsing.flatten(defaults).items()
+    Key(name, sections.type_name(types[name]), default, meanings[name])
+    for name, default in sections.flatten(defaults).items()
   ]
 
 

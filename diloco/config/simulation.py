@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from diloco.config import parsing, sections
+from diloco.config import sections
 from diloco.config.sections import (
   ConfigError,
   Count,
@@ -208,7 +208,7 @@ class SimulationConfig:
   study: Study
 
 
-SECTIONS, TOP = parsing.split_fields(SimulationConfig, but=('study',))
+SECTIONS, TOP = sections.split_fields(SimulationConfig, but=('study',))
 
 
 def defaults(kind: str) -> dict[str, object]:
@@ -240,11 +240,11 @@ def build(config: Mapping) -> SimulationConfig:
     raise ConfigError(
       f'study.kind={kind!r}: must be one of {", ".join(STUDIES)}'
     )
-  sections = {**SECTIONS, 'study': STUDIES[kind]}
-  typed, problems = parsing.typed_values(
-    config, parsing.key_types(sections, TOP)
+  parts_of = {**SECTIONS, 'study': STUDIES[kind]}
+  typed, problems = sections.typed_values(
+    config, sections.key_types(parts_of, TOP)
   )
-  parts, broken = parsing.make_sections(typed, sections)
+  parts, broken = sections.make_sections(typed, parts_of)
   problems += [*broken, *_broken_between(typed, parts)]
   if problems:
     raise ConfigError(problems)

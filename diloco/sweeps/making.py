@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from absl import flags as absl_flags
 
-from diloco.config import flags, parsing, run_config
+from diloco.config import flags, run_config, sections
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.figures import clock
@@ -389,9 +389,9 @@ def _difference(
 ) -> str:
   """Returns how a run's stored configuration differs, '' if it does not."""
   path = Workdir(run).config
-  here = parsing.flatten(_as_json(config))
+  here = sections.flatten(_as_json(config))
   try:
-    there = parsing.flatten(json.loads(path.read_text()))
+    there = sections.flatten(json.loads(path.read_text()))
   except (OSError, ValueError, AttributeError) as error:
     return f'{path.name}: {error}'
   absent = here.keys() - there.keys() - changes.keys()

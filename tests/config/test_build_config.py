@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from diloco.config import parsing, run_config, sections
+from diloco.config import run_config, sections
 from diloco.config.sections import ConfigError
 from diloco.data.sources import MixtureSource
 from experiments import common
@@ -32,7 +32,7 @@ def test_the_defaults_are_valid_and_complete():
   config = run_config.build(common.base())
   assert config.protocol.fragments == 8
   assert config.outer == sections.OuterConfig(lr=0.6, momentum=0.7)
-  assert parsing.flatten(common.base()).keys() == run_config.key_types().keys()
+  assert sections.flatten(common.base()).keys() == run_config.key_types().keys()
 
 
 def test_an_unknown_key_names_the_nearest_one():

@@ -40,7 +40,6 @@ CONFIG = {
   'diloco.config.flags',
   'diloco.config.lab_section',
   'diloco.config.limits',
-  'diloco.config.parsing',
   'diloco.config.run_config',
   'diloco.config.sections',
 }
