@@ -106,7 +106,12 @@ setuptools.setup(
       'pages/page.html',
       'sizing/host_speeds.json',
     ],
-    'diloco.launch': ['Dockerfile', 'README.md'],
+    'diloco.launch': [
+      'Dockerfile',
+      'README.md',
+      'backends/gke.yaml',
+      'backends/*.sh',
+    ],
     'diloco.experiments': ['README.md', 'tasks/*'],
   },
   ext_modules=[BLOCKS],

@@ -434,7 +434,7 @@ ROWS = {
   'codecs': BenchRow(
     'the other codecs, on one core',
     lambda settings: measure_codecs(
-      settings, tuple(name for name in codec.NAMES if name != WIRE)
+      settings, tuple(name for name in codec.CODECS if name != WIRE)
     ),
     20.0,
   ),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from diloco.config import run_config, sections, simulation
 from diloco.protocol import config as protocol_config
-from diloco.protocol import weights
+from diloco.protocol import round_policy
 
 FIELD = re.compile(r'  (\w+): .*?(?:  # (.*))?')
 ABOVE = re.compile(r'  # (.*)')
@@ -84,7 +84,7 @@ def _comments(text: str) -> dict[str, str]:
 
 def _choices(found: re.Match) -> str:
   """What the protocol's comments call 'a key of NAME'."""
-  for module in (protocol_config, weights):
+  for module in (protocol_config, round_policy):
     if hasattr(module, found[1]):
       return f'one of {", ".join(getattr(module, found[1]))}'
   return found[0]

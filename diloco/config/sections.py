@@ -16,7 +16,7 @@ from typing import Annotated
 
 from diloco.models.decoder_config import DTYPES, REMATS
 from diloco.models.kinds import KINDS
-from diloco.numerics import block_codec, codec, fragments, merge
+from diloco.numerics import codec, fragments, merge
 from diloco.numerics.optimizers import INNER, OUTER
 from diloco.numerics.schedule import PROGRESS, SCHEDULES
 from diloco.transport import planes
@@ -261,11 +261,11 @@ class CodecConfig(Section):
   up: one_of(codec.CODECS) = 'int4'  # Of a learner's delta to its base.
   down: one_of(codec.CODECS) = 'int4'  # Of the syncer's outer update.
   block_size: int = 128  # Values that share one scale.
-  scale: one_of(block_codec.SCALE_BYTES) = 'bf16'  # 'bf16' or 'f32'.
+  scale: one_of(codec.STORED) = 'bf16'  # 'bf16' or 'f32'.
   error_feedback: bool = True  # The syncer keeps its rounding residual.
 
   def broken_rules(self):
-    multiple = block_codec.BLOCK_MULTIPLE
+    multiple = codec.BLOCK_MULTIPLE
     if self.block_size < 1 or self.block_size % multiple:
       yield (
         f'block_size={self.block_size}: must be a positive multiple of '

@@ -208,7 +208,7 @@ class Decoupled(LabRun):
       points=tuple(self._points),
       steps=sum(count.steps for count in counts),
       rounds=rounds,
-      participation=self._tally.participants / (rounds * protocol.learners),
+      participation=self._tally.mean_participation(protocol.learners),
       goodput=sum(count.useful_s for count in counts) / learner_s,
       parameters=cluster.syncer.contents.model.parameters(),
       tally=self._tally,

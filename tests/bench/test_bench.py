@@ -20,7 +20,7 @@ from diloco.bench.measurement import (
 )
 from diloco.bench.rows import ROWS
 from diloco.config.sections import ConfigError
-from diloco.numerics import block_codec
+from diloco.numerics import codec
 from launch import program
 
 pytestmark = pytest.mark.beside
@@ -107,14 +107,14 @@ def test_a_slow_down_raises_the_ratio(monkeypatch):
     return encode.ratio
 
   before = ratio()
-  encode = block_codec.BlockCodec.encode
+  encode = codec.BlockCodec.encode
 
   def slow(self, x, rng=None):
     for _ in range(7):
       encode(self, x, rng)
     return encode(self, x, rng)
 
-  monkeypatch.setattr(block_codec.BlockCodec, 'encode', slow)
+  monkeypatch.setattr(codec.BlockCodec, 'encode', slow)
   assert ratio() > 2 * before
 
 
