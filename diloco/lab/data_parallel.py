@@ -8,7 +8,7 @@ steps if learners die. A learner takes its batches in order and loses none.
 import dataclasses
 import functools
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -215,16 +215,13 @@ class DataParallel(LabRun):
     self,
     run_spec: RunSpec,
     kills: Sequence[Kill],
-    tell: Callable[[int, float], None],
-    timeline_s: float,
     observer: LabObserver,
     checkpoints: LabCheckpoints,
   ):
-    super().__init__(run_spec, tell, observer, checkpoints)
+    super().__init__(run_spec, observer, checkpoints)
     config = run_spec.config
     lab = config.lab
     self._kills = list(kills)
-    self._timeline_s = timeline_s
     system = SYSTEMS[lab.system]
     self._learners = system.learners(config.protocol.learners)
     self._group = DataParallelSteps(
@@ -239,7 +236,7 @@ class DataParallel(LabRun):
     self._steps = 0
     self._told = 0  # Reported deaths of the group.
     self._coming: list[tuple[float, int]] = []  # (time of return, learner).
-    self._tally = Tally(timeline_s)
+    self._tally = Tally()
 
   def run(self) -> Trained:
     total = self._config.protocol.total_steps
@@ -318,18 +315,13 @@ class DataParallel(LabRun):
   def _count(self, step: DataParallelStep, members: Sequence[int]):
     data = self._config.data
     for m, length_s in zip(members, step.lengths_s):
-      count, span = (
-        self._tally.count(m),
-        (step.begin_s, step.begin_s + length_s),
-      )
+      count = self._tally.count(m)
       count.steps += 1
       count.stepping_s += length_s
       count.useful_s += length_s
       count.tokens += data.batch * data.seq_len
       self._tally.tokens += data.batch * data.seq_len
-      self._tally.stepping.add([span])
-      if span[1] <= self._timeline_s:
-        self._tally.steps_spans.append((m, *span))
+      self._tally.stepping.add([(step.begin_s, step.begin_s + length_s)])
 
   def _write(
     self, step: DataParallelStep, members: Sequence[int], loss: float, lr: float
@@ -361,5 +353,4 @@ class DataParallel(LabRun):
         self._coming.remove((back_s, learner))
 
   def _seen(self, heldout: Heldout) -> dict[str, Any]:
-    params = self._arrays.params
-    return {'loss': heldout.loss(params), 'health': self._health.of(params)}
+    return {'loss': heldout.loss(self._arrays.params)}

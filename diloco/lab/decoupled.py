@@ -22,7 +22,6 @@ from diloco.lab.process_arrays import ArrayBackend, devices_of
 from diloco.learner.device import Device
 from diloco.metrics import ages, names, token_ledger
 from diloco.metrics.workdir import learner_name
-from diloco.models import routing
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
@@ -47,12 +46,11 @@ class ObservedTally(Tally):
 
   def __init__(
     self,
-    timeline_s: float,
     fragments: int,
     observer: LabObserver,
     run_spec: RunSpec,
   ):
-    super().__init__(timeline_s)
+    super().__init__()
     self.merged_tokens = 0.0
     self.ledger = TokenObserver(fragments)
     self._fragments = fragments
@@ -121,11 +119,7 @@ class ObservedTally(Tally):
 
 
 class Decoupled(LabRun):
-  """One run of Decoupled DiLoCo in the lab.
-
-  Args:
-    timeline_s: events before this time are kept for a picture.
-  """
+  """One run of Decoupled DiLoCo in the lab."""
 
   _KEPT = (
     '_points', '_deaths', '_failures', '_transient', '_planned', '_agenda',
@@ -135,18 +129,14 @@ class Decoupled(LabRun):
     self,
     run_spec: RunSpec,
     kills: Sequence[Kill],
-    tell: Callable[[int, float], None],
-    timeline_s: float,
     observer: LabObserver,
     checkpoints: LabCheckpoints,
   ):
-    super().__init__(run_spec, tell, observer, checkpoints)
+    super().__init__(run_spec, observer, checkpoints)
     config = run_spec.config
     protocol = config.protocol
     self._kills = kills
-    self._tally = ObservedTally(
-      timeline_s, protocol.fragments, observer, run_spec
-    )
+    self._tally = ObservedTally(protocol.fragments, observer, run_spec)
     self._deaths: list[tuple[int, float, float]] = []
     self._failures = FailureSchedule(config)
     self._transient = TransientLearners(config)
@@ -262,22 +252,19 @@ class Decoupled(LabRun):
 
   def _seen(self, heldout: Heldout) -> dict[str, Any]:
     """Evaluates Θ and the mean of the learners' parameters."""
-    alive = [
-      process.contents
+    learners = [
+      process.contents.params
       for process in self._cluster.learners.values()
       if process.alive
     ]
-    learners = [arrays.params for arrays in alive]
     mean = {
       path: np.mean([np.asarray(x[path]) for x in learners], axis=0)
       for path in (learners[0] if learners else ())
     }
     theta = self._cluster.syncer.contents.model.parameters()
-    spikes = [routing.loss_spike(x.losses, x.applied) for x in alive]
     return {
       'loss': heldout.loss(theta),
       'learners_loss': heldout.loss(mean) if mean else float('nan'),
-      'health': self._health.of(theta, learners, spikes),
     }
 
   # Beginning and going on ---------------------------------------------------

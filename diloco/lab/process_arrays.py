@@ -82,11 +82,7 @@ class ArrayBackend:
 
 
 class LearnerArrays:
-  """An implementation of `diloco.simulator.contents.LearnerBackend`.
-
-  Attributes:
-    applied: for each blend, how many of the steps preceded it.
-  """
+  """An implementation of `diloco.simulator.contents.LearnerBackend`."""
 
   def __init__(
     self,
@@ -114,8 +110,6 @@ class LearnerArrays:
     self._donated: Donated | None = None
     self._schedule = run_spec.schedule()
     self._dataset = run_spec.dataset(learner)
-    self.losses: list[float] = []
-    self.applied: list[int] = []
 
   @property
   def versions(self) -> list[int]:
@@ -140,8 +134,7 @@ class LearnerArrays:
       self._schedule(progress),
       (self._learner, position),
     )
-    self.losses.append(float(metrics['loss']))
-    return self.losses[-1]
+    return float(metrics['loss'])
 
   def kept(self, p: int) -> tuple[int, ...]:
     """Returns handles of the offers of which a copy is kept."""
@@ -191,8 +184,6 @@ class LearnerArrays:
     held = self._host.held()[p]
     self.base_crcs[p] = held.crc
     placed = self._device.put_fragment(p, held.theta)
-    if training:
-      self.applied.append(len(self.losses))
     self._params = self._own.take_in(
       p, self._params, held.theta, placed, effect, training
     )
