@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the whole system: python -m diloco.bench --all
 
-  python -m diloco.bench --all [--repeats=3] [--markdown=FILE] [--json=FILE]
+  python -m diloco.bench --all [--repeats=3] [--json=FILE]
   python -m diloco.bench --only=round,int4 [--millions=1,10,50]
   python -m diloco.bench --only=hosts --write_speeds=FILE
   python -m diloco.bench --list
@@ -22,7 +22,7 @@ import rich.console
 from absl import flags as absl_flags
 from absl import logging
 
-from diloco.bench import machine_load, measurement
+from diloco.bench import measurement
 from diloco.bench.measurement import (
   BenchFailed,
   BenchSettings,
@@ -56,9 +56,6 @@ def define_flags() -> None:
   absl_flags.DEFINE_bool(
     'smallest', False, 'Makes everything tiny: to see that it works.'
   )
-  absl_flags.DEFINE_string(
-    'markdown', None, 'File for the table, as a page of docs has it.'
-  )
   absl_flags.DEFINE_string('json', None, 'File for all figures.')
   absl_flags.DEFINE_string(
     'write_speeds', None, 'File for what `diloco plan` knows of hosts.'
@@ -76,12 +73,12 @@ def main(argv: Sequence[str]) -> int:
   settings = BenchSettings(given.smallest, sizes(given.millions), given.minutes)
   if given.write_speeds and HOSTS not in names:
     raise ConfigError(f'--write_speeds: needs the row {HOSTS}')
-  files_ = (given.markdown, given.json, given.write_speeds)
-  check_writable([pathlib.Path(p) for p in files_ if p])
+  written = (given.json, given.write_speeds)
+  check_writable([pathlib.Path(p) for p in written if p])
   logging.set_verbosity(logging.ERROR)
   # Ends the processes of a run, too.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-  machine, whole = machine_load.describe(), machine_load.LoadMeter()
+  machine, whole = measurement.describe(), measurement.LoadMeter()
   with ProgressLine() as line:
     found, failed = measure(names, settings, given.repeats, line.say)
   again = shlex.join(['python', '-m', 'diloco.bench', *sys.argv[1:]])
@@ -91,10 +88,7 @@ def main(argv: Sequence[str]) -> int:
   )
   if not console.is_terminal:
     console.width = max(console.width, WIDTH)
-  page = measured.page()
-  terminal.show(page, console)
-  if given.markdown:
-    pathlib.Path(given.markdown).write_text(measurement.as_markdown(page))
+  terminal.show(measured.page(), console)
   if given.json:
     files.write_json(pathlib.Path(given.json), measured.record())
   if given.write_speeds and HOSTS not in failed:
@@ -113,7 +107,7 @@ def measure(
   began_s, of = time.monotonic(), len(names) * repeats
   costs = [ROWS[name].seconds for name in names for _ in range(repeats)]
   for number, name in enumerate(names):
-    meter, repetitions = machine_load.LoadMeter(), []
+    meter, repetitions = measurement.LoadMeter(), []
     try:
       for i in range(repeats):
         done = number * repeats + i

@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of real processes: stalls of steps, bytes, memory, growth, starts.
+"""Rows of real processes: stalls of steps, bytes, memory, growth.
 
 The twin without syncing is the same processes with H so long that no round
 becomes due. Where steps are slept out, a sleep stands for accelerators at work.
 """
 
-import functools
-import socket
 import statistics
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,10 +13,8 @@ from diloco.bench.measurement import (
   BenchFailed,
   BenchFigure,
   BenchSettings,
-  Comparison,
   duration,
   quantile,
-  timed,
 )
 from diloco.bench.real_run import (
   NEVER,
@@ -67,17 +60,6 @@ QUANTILES = {'longest': 1.0, 'p99': 0.99, 'median': 0.5}
 EMPTY_MILLIONS = 0.001
 SAMPLES = 300  # Of memory, in the row `long`,
 WARM_UP = 1 / 12  # and what of it is left out: compiling, allocators, pools.
-# Of the row `start`: `--help`, and what the two import once flags are read.
-STARTS = {
-  'diloco.learner --help': ('-m', 'diloco.learner', '--help'),
-  'diloco.syncer --help': ('-m', 'diloco.syncer', '--help'),
-  **{
-    f'import {module}': ('-c', f'import {module}')
-    for module in ('diloco.learner.hosts.host_main', 'diloco.syncer.server')
-  },
-}
-HELP_EXITS = (0, 1)  # absl's --help exits with 1.
-ENDS_S = 300.0
 
 
 # Steps with and without something.
@@ -196,56 +178,6 @@ def measure_decoder(settings: BenchSettings) -> Iterator[BenchFigure]:
   steps_s, twin_s = all_seconds(synced), all_seconds(alone)
   for name, of in (('mean', statistics.mean), ('median', statistics.median)):
     yield duration(f'{name} step', 'ms', of(steps_s), of(twin_s), TWIN)
-
-
-def measure_blocking(settings: BenchSettings) -> Iterator[BenchFigure]:
-  """Measures the round trip for which a step waits at τ = 0, by size.
-
-  One learner and one fragment: encoding, a pull, the merge of one, the outer
-  step, the ledger, a pull, rebuilding.
-  """
-  rounds = settings.pick(20, 3)
-  for millions in settings.sizes:
-    overrides = {**every(4, 0, 1), 'protocol.quorum': 1, **bowl(millions)}
-    (steps,) = _steps(overrides, [0.02], 4 * rounds, 2)
-    # Only the steps after a boundary with an offer have waited.
-    waits_s = sorted(column(steps, names.STALL_TIME))[-rounds:]
-    nbytes = make_codec('int4').nbytes(round(millions * 1e6))
-    plain_s = statistics.median(
-      timed(lambda n=nbytes: socket_round_trip(n)) for _ in range(5)
-    )
-    yield duration(
-      f'{millions:g} M, round trip',
-      'ms',
-      statistics.median(waits_s),
-      plain_s,
-      'the bytes over a plain socket, up and down',
-    )
-
-
-def socket_round_trip(nbytes: int):
-  """Sends so many bytes over loopback and receives as many."""
-  data = bytes(nbytes)
-  with socket.create_server(('127.0.0.1', 0)) as server:
-
-    def serve():
-      peer, _ = server.accept()
-      with peer:
-        _receive(peer, nbytes)
-        peer.sendall(data)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    with socket.create_connection(server.getsockname()) as connection:
-      connection.sendall(data)
-      _receive(connection, nbytes)
-    thread.join()
-
-
-def _receive(connection: socket.socket, nbytes: int):
-  buffer, have = memoryview(bytearray(nbytes)), 0
-  while have < nbytes:
-    have += connection.recv_into(buffer[have:])
 
 
 def _start_both(run: RealRun, rounds: int):
@@ -399,28 +331,3 @@ def growth(
   first, last = quantile(first, share), quantile(last, share)
   against = 'the first third'
   return BenchFigure(f'{name}, last third', last, unit, last / first, against)
-
-
-def measure_start(settings: BenchSettings) -> Iterator[BenchFigure]:
-  """Measures `--help` and the imports of both processes, in wall time."""
-  jax = functools.partial(_python, ('-c', 'import jax'))
-  for name, words in STARTS.items():
-    yield Comparison(
-      name, 's', float, functools.partial(_python, words), jax,
-      'python -c "import jax"', settings.pick(2, 1), time.perf_counter,
-    ).measure()  # fmt: skip
-
-
-def _python(words: Sequence[str]):
-  done = subprocess.run(
-    [sys.executable, *words],
-    capture_output=True,
-    text=True,
-    timeout=ENDS_S,
-    check=False,
-  )
-  if done.returncode not in (HELP_EXITS if '--help' in words else (0,)):
-    raise BenchFailed(
-      f'python {" ".join(words)} exits with {done.returncode}: '
-      f'{done.stderr[-500:]}'
-    )

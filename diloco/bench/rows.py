@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmarks by name; and those that need no process of their own.
 
-A syncer's round, its parts, what hosts do with a fragment, codecs, the lab and
-the simulator: most are `Comparison`s, which one loop measures. The syncer has
+A syncer's round, its parts, what hosts do with a fragment, codecs and the
+simulator: most are `Comparison`s, which one loop measures. The syncer has
 its real work: it takes the bytes of M learners from memory, decodes and checks
 them, merges, steps the outer optimizer, encodes the update and offers it. Not
 measured: the network. GB/s are those of f32 contributions.
@@ -27,17 +27,13 @@ from diloco.config import run_config
 from diloco.fleets import fleet
 from diloco.fleets.failures import FaultEvents
 from diloco.fleets.fleet import Fleet
-from diloco.lab.process_arrays import ArrayBackend
-from diloco.learner.device import Device
 from diloco.numerics import codec, merge, outer, payload
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.config import ProtocolConfig
 from diloco.run import contributions
 from diloco.run.payload_parts import announced
 from diloco.run.spec import RunSpec, make_run_spec
-from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.network import Network
-from diloco.simulator.timing import Timing
 from diloco.syncer.outer_state import make_optimizer
 from diloco.syncer.shard import Shard
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
@@ -46,8 +42,7 @@ COPY = 'a copy of the contributions in f32'
 COPY_OF_VALUES = 'a copy of the f32 values'
 FEW, MANY = 2, 8  # Learners of a round.
 WIRE = 'int4'  # The default of both directions.
-LAB_LEARNERS = 4
-FRAGMENTS = 24  # Of the simulator; steps of the lab in a turn.
+FRAGMENTS = 24  # Of the simulator.
 
 
 def copying(values: int) -> Callable[[], object]:
@@ -273,7 +268,7 @@ def measure_codecs(
     yield BenchFigure(f'{name} relative error', float(error), '')
 
 
-# The simulator and the lab.
+# The simulator.
 
 
 def simulate(learners: int, steps: int) -> int:
@@ -330,58 +325,6 @@ def measure_simulator(settings: BenchSettings) -> Iterator[BenchFigure]:
       yield BenchFigure(name, each_us, 'µs', each_us / alone_us, against)
 
 
-def measure_lab(settings: BenchSettings) -> Iterator[BenchFigure]:
-  """Measures a step of one learner in the lab beside a plain one, in wall time.
-
-  Learners of 131 k parameters, alternating with plain steps on the same
-  batches, in one process. `XLA_FLAGS=--xla_cpu_multi_thread_eigen=false` gives
-  the times of a sweep, whose runs have one thread each.
-  """
-  config = get_config()
-  config.model.update(
-    layers=2, d_model=64, heads=4, kv_heads=2, head_dim=16, d_ff=192
-  )
-  config.model.update(settings.pick({}, {'layers': 1, 'd_model': 32}))
-  config.data.update(seq_len=settings.pick(64, 16))
-  config.protocol.update(learners=LAB_LEARNERS, total_steps=10**6)
-  run_spec = make_run_spec(run_config.build(config))
-  device = Device(run_spec)
-  cluster = Cluster(
-    run_spec.config.protocol,
-    Timing(dict.fromkeys(range(LAB_LEARNERS), 1.0), jitter=0.05),
-    seed=0,
-    contents=ArrayBackend(run_spec, device),
-    options=ClusterOptions(tokens_per_step=device.tokens_per_step),
-  )
-  for learner in range(LAB_LEARNERS):
-    cluster.start(learner)
-  state = [0, *device.init(run_spec.initial_parameters())]
-  dataset = run_spec.dataset(0)
-
-  def plain():
-    for _ in range(FRAGMENTS):
-      position, params, inner = state
-      batch = device.put_batch(dataset[position])
-      state[1], state[2], metrics = device.step(
-        params, inner, batch, 1e-3, (0, position)
-      )
-      float(metrics['loss'])
-      state[0] += 1
-
-  yield Comparison(
-    f'a learner-step, M = {LAB_LEARNERS}',
-    'ms',
-    lambda seconds: 1e3 * seconds / (LAB_LEARNERS * FRAGMENTS),
-    # One cycle of fragments of each learner; steps take 1 s of its clock.
-    lambda: cluster.run(cluster.sim.now + FRAGMENTS),
-    plain,
-    'a plain step',
-    settings.pick(6, 1),
-    time.perf_counter,
-    times=LAB_LEARNERS,
-  ).measure()
-
-
 HOSTS = 'hosts'  # The row that `diloco plan` knows hosts from.
 ROWS = {
   'stall': BenchRow(
@@ -398,11 +341,6 @@ ROWS = {
     "stall of a learner's step while the syncer comes back",
     process_rows.measure_return,
     60.0,
-  ),
-  'blocking': BenchRow(
-    'round trip that a step waits for at τ = 0',
-    process_rows.measure_blocking,
-    40.0,
   ),
   'bytes': BenchRow(
     'bytes at the sockets, each full sync', process_rows.measure_bytes, 20.0
@@ -438,11 +376,9 @@ ROWS = {
     ),
     20.0,
   ),
-  'lab': BenchRow('a step in the lab', measure_lab, 20.0),
   'simulator': BenchRow(
     'a simulated learner-step, by the number of learners',
     measure_simulator,
     20.0,
   ),
-  'start': BenchRow('start of the processes', process_rows.measure_start, 20.0),
 }

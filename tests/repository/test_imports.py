@@ -255,8 +255,6 @@ TABLE = {
   | SIMULATOR
   | {
     'absl',
-    'diloco.lab',
-    'diloco.learner',
     'diloco.pages',
     'diloco.run',
     'diloco.syncer',
