@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the whole system: python -m diloco.bench --all
 
-  python -m diloco.bench --all [--repeats=3] [--json=FILE]
+  python -m diloco.bench --all [--repeats=3] [--markdown=FILE] [--json=FILE]
   python -m diloco.bench --only=round,int4 [--millions=1,10,50]
   python -m diloco.bench --only=hosts --write_speeds=FILE
   python -m diloco.bench --list
@@ -56,6 +56,9 @@ def define_flags() -> None:
   absl_flags.DEFINE_bool(
     'smallest', False, 'Makes everything tiny: to see that it works.'
   )
+  absl_flags.DEFINE_string(
+    'markdown', None, 'File for the table, as a page of docs has it.'
+  )
   absl_flags.DEFINE_string('json', None, 'File for all figures.')
   absl_flags.DEFINE_string(
     'write_speeds', None, 'File for what `diloco plan` knows of hosts.'
@@ -73,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
   settings = BenchSettings(given.smallest, sizes(given.millions), given.minutes)
   if given.write_speeds and HOSTS not in names:
     raise ConfigError(f'--write_speeds: needs the row {HOSTS}')
-  written = (given.json, given.write_speeds)
+  written = (given.markdown, given.json, given.write_speeds)
   check_writable([pathlib.Path(p) for p in written if p])
   logging.set_verbosity(logging.ERROR)
   # Ends the processes of a run, too.
@@ -88,7 +91,10 @@ def main(argv: Sequence[str]) -> int:
   )
   if not console.is_terminal:
     console.width = max(console.width, WIDTH)
-  terminal.show(measured.page(), console)
+  page = measured.page()
+  terminal.show(page, console)
+  if given.markdown:
+    pathlib.Path(given.markdown).write_text(measurement.as_markdown(page))
   if given.json:
     files.write_json(pathlib.Path(given.json), measured.record())
   if given.write_speeds and HOSTS not in failed:

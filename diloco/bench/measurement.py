@@ -130,7 +130,6 @@ class Comparison:
     turns: so many calls of each, after one that does not count.
     clock: seconds; by default the CPU time of all threads of the process, so
       that a busy machine lengthens nothing.
-    times: how many calls of the reference do as much.
   """
 
   name: str
@@ -141,7 +140,6 @@ class Comparison:
   against: str
   turns: int
   clock: Callable[[], float] = time.process_time
-  times: int = 1
 
   def measure(self) -> BenchFigure:
     """Returns medians: of the calls, and of the turns' ratios."""
@@ -151,7 +149,7 @@ class Comparison:
       (timed(self.work, self.clock), timed(self.reference, self.clock))
       for _ in range(self.turns)
     ]
-    ratio = statistics.median(a / b for a, b in took) / self.times
+    ratio = statistics.median(a / b for a, b in took)
     work_s = statistics.median(a for a, _ in took)
     return BenchFigure(
       self.name, self.value(work_s), self.unit, ratio, self.against
@@ -276,6 +274,17 @@ class Measured:
   def record(self) -> dict:
     """Returns all that was measured, as JSON."""
     return vars(self) | {'figures': [f.plain() for f in self.figures]}
+
+
+def as_markdown(report: ReportPage) -> str:
+  """Returns the table with machine, others' share and command."""
+  (table,) = report.parts
+  lines = [[column.name for column in table.columns]]
+  lines.append(['---'] * len(lines[0]))
+  lines += [['' if c is None else str(c) for c in row] for row in table.rows]
+  rows = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  paragraphs = (*report.paragraphs[:-1], f'    {report.command}', rows)
+  return '\n\n'.join((*paragraphs, *table.notes)) + '\n'
 
 
 def _short(value: float | None) -> str | None:

@@ -38,10 +38,11 @@ def bench(*words: str) -> subprocess.CompletedProcess:
 
 
 def test_the_command_writes_table_and_json(tmp_path):
-  out = tmp_path / 'x.json'
+  out, page = tmp_path / 'x.json', tmp_path / 'x.md'
   done = bench(
-    '--smallest', '--repeats=2', f'--only={",".join(QUICK)}', f'--json={out}'
-  )
+    '--smallest', '--repeats=2', f'--only={",".join(QUICK)}', f'--json={out}',
+    f'--markdown={page}',
+  )  # fmt: skip
   assert done.returncode == 0, done.stdout + done.stderr
   found = json.loads(out.read_text())
   assert {figure['row'] for figure in found['figures']} == set(QUICK)
@@ -54,7 +55,11 @@ def test_the_command_writes_table_and_json(tmp_path):
   machine = found['machine']
   assert machine['cores'] > 0
   assert machine['versions']['jax']
-  assert measurement.said(found['others']).split('.')[0] in done.stdout
+  others = measurement.said(found['others']).split('.')[0]
+  assert others in done.stdout and others in page.read_text()
+  lines = [x for x in page.read_text().splitlines() if x.startswith('|')]
+  assert len(lines) == 2 + len(found['figures'])
+  assert len({line.count('|') for line in lines}) == 1
 
 
 @pytest.mark.soak

@@ -78,7 +78,7 @@ TABLE = {
     'etils',
     'numpy',
   },
-  'diloco/data/array_records.py': {'diloco.data', 'google', 'grain'},
+  'diloco/data/array_records.py': {'diloco.data', 'google.protobuf', 'grain'},
   'diloco/data/parquet_files.py': {'diloco.data', 'pyarrow'},
   'diloco/data/tokenizers.py': {
     'diloco.data',
