@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from diloco.bench import __main__ as bench_main
-from diloco.bench import measurement, process_rows, real_run, rows
+from diloco.bench import measurement, real_run, rows
 from diloco.bench.measurement import (
   BenchFailed,
   BenchFigure,
@@ -177,10 +177,10 @@ def test_processes_get_the_allocator_settings_of_the_launcher():
 def test_growth_is_the_last_third_over_the_first():
   """120 s from 1000 on: 10 s are a warm-up, thirds have 36.7 s."""
   points = [(1000.0 + t, 99.0 if t < 10 else float(t)) for t in range(120)]
-  found = process_rows.growth('x', 'MB', 0.5, points, 1000.0, 120.0)
+  found = rows.growth('x', 'MB', 0.5, points, 1000.0, 120.0)
   assert found.value == 101.0 and found.ratio == 101 / 28
   with pytest.raises(BenchFailed, match='x: too few; give more --minutes'):
-    process_rows.growth('x', 'MB', 0.5, points[:60], 1000.0, 120.0)
+    rows.growth('x', 'MB', 0.5, points[:60], 1000.0, 120.0)
 
 
 def test_a_stall_raises_the_ratio_to_the_twin():
@@ -189,7 +189,7 @@ def test_a_stall_raises_the_ratio_to_the_twin():
   late = {'perf/step_s': 0.4, 'perf/stall_s': 0.3}
   synced = [[*alone[0][1:], late]]
   titles = ('longest', 'median')
-  stalls = process_rows.stalls('x', synced, alone, 'its twin', titles)
+  stalls = rows.stalls('x', synced, alone, 'its twin', titles)
   found = {f.name: f for f in stalls}
   longest = found['x, longest step stall']
   assert (longest.value, longest.ratio) == pytest.approx((300.0, 4.0))
