@@ -13,12 +13,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from diloco import __version__
 from diloco.pages.parts import Column, ReportPage, Table
 
 SCALES = {'s': 1.0, 'ms': 1e3, 'µs': 1e6}
 STAT = pathlib.Path('/proc/stat')
 CPUINFO = pathlib.Path('/proc/cpuinfo')
-MEMINFO = pathlib.Path('/proc/meminfo')
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = ('jax', 'jaxlib', 'numpy', 'optax', 'grpcio', 'orbax-checkpoint')
 IDLE = (3, 4)  # Fields of a line of /proc/stat: idle, waiting for a disk.
@@ -185,7 +185,7 @@ class RepeatedFigure:
   against: str
   values: tuple[float, ...]
   ratios: tuple[float, ...]  # Empty if there is no reference.
-  others: float | None  # Share of the machine's CPU time, of the whole row.
+  others: float  # Share of the machine's CPU time, of the whole row.
 
   @property
   def median(self) -> float:
@@ -208,7 +208,7 @@ class RepeatedFigure:
 
 
 def repeated(
-  row: str, repetitions: Sequence[Sequence[BenchFigure]], others: float | None
+  row: str, repetitions: Sequence[Sequence[BenchFigure]], others: float
 ) -> list[RepeatedFigure]:
   """Gathers the repetitions of a row, figure by figure."""
   found = []
@@ -235,13 +235,13 @@ class Measured:
   figures: Sequence[RepeatedFigure]
   failed: dict[str, str]  # Why, by row.
   machine: dict
-  others: float | None
+  others: float
   command: str
 
   def page(self) -> ReportPage:
     """Returns the table with what it was measured on."""
     machine = self.machine
-    memory_gb = (machine['memory_bytes'] or 0) / 1e9
+    memory_gb = machine['memory_bytes'] / 1e9
     rows = tuple(
       (
         f.row,
@@ -251,7 +251,7 @@ class Measured:
         f.unit,
         _short(f.ratio),
         f.against,
-        None if f.others is None else f'{f.others:.0%}',
+        f'{f.others:.0%}',
       )
       for f in self.figures
     )
@@ -301,17 +301,18 @@ def _short(value: float | None) -> str | None:
 
 def describe() -> dict:
   """Returns processor, cores, memory, versions, and the commit if known."""
+  cpu = re.search(r'model name\s*:\s*(.*)', CPUINFO.read_text())
   return {
     'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
-    'cpu': _field(CPUINFO, 'model name') or platform.processor(),
+    'cpu': cpu[1] if cpu else platform.machine(),
     'cores': os.cpu_count(),
-    'cores_allowed': _cores_allowed(),
-    'memory_bytes': _memory_bytes(),
+    'cores_allowed': len(os.sched_getaffinity(0)),
+    'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
     'system': platform.platform(),
     'python': platform.python_version(),
-    'diloco': _version('diloco'),
+    'diloco': __version__,
     'commit': _commit(),
-    'versions': {name: _version(name) for name in PACKAGES},
+    'versions': {name: importlib.metadata.version(name) for name in PACKAGES},
   }
 
 
@@ -329,37 +330,28 @@ class LoadMeter:
   def __init__(self):
     self._begin = read_times()
 
-  def others(self) -> float | None:
-    """Returns the others' share since the start, in [0, 1]; None: unknown."""
+  def others(self) -> float:
+    """Returns the others' share since the start, in [0, 1]."""
     return share_of_others(self._begin, read_times())
 
 
-def share_of_others(
-  begin: CpuTimes | None, end: CpuTimes | None
-) -> float | None:
-  """Returns (busy − own) / total between two readings; None: unknown."""
-  if begin is None or end is None or end[0] <= begin[0]:
-    return None
+def share_of_others(begin: CpuTimes, end: CpuTimes) -> float:
+  """Returns (busy − own) / total between two readings; 0 if no time passed."""
   total_s, idle_s, own_s = (b - a for a, b in zip(begin, end))
-  return min(max((total_s - idle_s - own_s) / total_s, 0.0), 1.0)
+  return min(max((total_s - idle_s - own_s) / (total_s or 1.0), 0.0), 1.0)
 
 
-def read_times() -> CpuTimes | None:
-  """Reads /proc/stat; None where there is none."""
-  try:
-    line = STAT.read_text().split('\n', 1)[0]
-  except OSError:
-    return None
+def read_times() -> CpuTimes:
+  """Reads /proc/stat."""
+  line = STAT.read_text().split('\n', 1)[0]
   tick_s = 1 / os.sysconf('SC_CLK_TCK')
   fields = [int(field) * tick_s for field in line.split()[1:]][:GUEST]
   used = os.times()
   return sum(fields), sum(fields[i] for i in IDLE), sum(used[:4])
 
 
-def said(share: float | None) -> str:
+def said(share: float) -> str:
   """Returns the sentence on the others' share."""
-  if share is None:
-    return 'How busy the machine was is not known: it has no /proc/stat.'
   warning = (
     ' Figures of time are not those of a quiet machine.'
     if share > BUSY_SHARE
@@ -369,33 +361,6 @@ def said(share: float | None) -> str:
     f'Other processes used {share:.0%} of the CPU time of all cores during '
     f'the run.{warning}'
   )
-
-
-def _field(path: pathlib.Path, name: str) -> str:
-  try:
-    text = path.read_text()
-  except OSError:
-    return ''
-  found = re.search(rf'^{name}\s*:\s*(.*)$', text, re.MULTILINE)
-  return found[1] if found else ''
-
-
-def _memory_bytes() -> int | None:
-  kib = _field(MEMINFO, 'MemTotal').partition(' ')[0]
-  return 1024 * int(kib) if kib.isdecimal() else None
-
-
-def _cores_allowed() -> int | None:
-  if not hasattr(os, 'sched_getaffinity'):
-    return os.cpu_count()
-  return len(os.sched_getaffinity(0))
-
-
-def _version(package: str) -> str | None:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
 
 
 def _commit() -> str | None:

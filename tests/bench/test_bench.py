@@ -154,13 +154,12 @@ def test_repetitions_become_median_and_spread():
     # Of 10 s, 4 idle, 1.5 its own: 4.5 are others'.
     ((110.0, 54.0, 8.5), 0.45),
     ((110.0, 54.0, 20.0), 0.0),  # Ticks are coarse: never negative.
-    ((100.0, 50.0, 7.0), None),  # No time has passed.
-    (None, None),
+    ((100.0, 50.0, 7.0), 0.0),  # No time has passed.
   ],
 )
 def test_what_others_used_by_hand(end, share):
   found = share_of_others((100.0, 50.0, 7.0), end)
-  assert found == (share if share is None else pytest.approx(share))
+  assert found == pytest.approx(share)
 
 
 def test_quantiles_by_hand():
