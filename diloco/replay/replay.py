@@ -433,18 +433,13 @@ class ReplayState:
       self.params, self.inner, batch, lr, (self.learner, position)
     )
 
-  def snapshot(self, said: tape_events.Snapshot) -> dict[str, jax.Array]:
-    """Returns a copy of θ_p at this boundary."""
-    p = said.fragment
+  def offer(self, said: tape_events.Snapshot) -> np.ndarray:
+    """Returns the bytes of θ_p at this boundary, against its base."""
+    p, own = said.fragment, self.own
     # Only merged snapshots are made, so all are needed.
-    return self.own.snapshot(p, self.params, said.handle, self.own.handles(p))
-
-  def offer(self, said: tape_events.Snapshot, copy) -> np.ndarray:
-    """Returns the bytes of that snapshot against its base."""
-    p = said.fragment
-    pieces = self.run_spec.layout.fragments[p]
-    reference = self.own.reference(p)
-    return contributions.encode(reference, copy, pieces, self.run_spec.up)
+    copy = own.snapshot(p, self.params, said.handle, own.handles(p))
+    pieces, up = self.run_spec.layout.fragments[p], self.run_spec.up
+    return contributions.encode(own.reference(p), copy, pieces, up)
 
   def apply(self, said: tape_events.Apply, theta: Arrays, training: bool):
     """Takes Θ_p into θ_p."""
@@ -534,9 +529,11 @@ class ReplayedLearner:
       case tape_events.Progress():
         self._progress = said.progress
       case tape_events.Snapshot():
-        self._snapshot(index, said)
+        if index in self._script.offered:
+          self._offers[index] = self._state.offer(said)
       case tape_events.Apply():
-        self._apply(said)
+        theta = self._theta((said.fragment, said.version, said.crc))
+        self._state.apply(said, theta, self._training)
       case tape_events.Save():
         uses = self._script.saves.get(index, 0)
         if uses:
@@ -545,15 +542,6 @@ class ReplayedLearner:
         pass
       case _:
         raise TypeError(f'Not of a learner: {said!r}.')
-
-  def _snapshot(self, index: int, said: tape_events.Snapshot):
-    if index in self._script.offered:
-      copy = self._state.snapshot(said)
-      self._offers[index] = self._state.offer(said, copy)
-
-  def _apply(self, said: tape_events.Apply):
-    theta = self._theta((said.fragment, said.version, said.crc))
-    self._state.apply(said, theta, self._training)
 
 
 @dataclasses.dataclass(frozen=True)
