@@ -271,7 +271,7 @@ def _show_end(
   )
   view = progress.report(workdir, status, evaluation, place, tokens.values())
   console.print(view)
-  if said := epochs.over_fitted(workdir, evaluation):
+  if said := epochs.over_fitted(workdir):
     console.print(said, style='yellow', highlight=False, soft_wrap=True)
 
 

@@ -23,6 +23,8 @@ from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
 
 LOOK_EVERY_S = 0.5
+# Of `run.eval_batches`: what is measured beside a run costs it little.
+BATCHES_MAX = 4
 AGAIN_ROUNDS = 1024  # A restarted syncer may resume this many rounds earlier.
 # Metric with the round of Θ, from which a restarted evaluator resumes.
 EVALUATED = 'round'
@@ -43,8 +45,10 @@ class ContinuousEvaluator:
     self._run_spec = run_spec
     self._workdir = workdir
     self._writer = writer
-    self._heldout = Heldout(run_spec)
-    self._every = max(1, run_spec.config.run.eval_every_rounds)
+    asked = run_spec.config.run
+    batches = min(BATCHES_MAX, asked.eval_batches)
+    self._heldout = Heldout(run_spec, batches)
+    self._every = max(1, asked.eval_every_rounds)
     done = from_the_end(workdir.metrics(name))
     self._round = next((int(each[EVALUATED]) for each in done), 0)
     self._tape = MergedTokens(workdir.tape, len(run_spec.layout.fragments))
