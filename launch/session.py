@@ -20,6 +20,7 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics import files, token_tapes
 from diloco.metrics.jsonl import CorruptLine, JsonLines
+from diloco.metrics.recorded_run import FollowedRun
 from diloco.metrics.status import (
   RunStatus,
   of_run,
@@ -28,7 +29,6 @@ from diloco.metrics.status import (
 )
 from diloco.metrics.workdir import Workdir
 from diloco.watch import run_page
-from diloco.watch.followed_run import FollowedRun
 from launch import epochs, newcomers, progress
 from launch.parent_death import dying_with_parent
 from launch.program import Program, Role, local_environment
@@ -266,7 +266,6 @@ def _show_end(
   tokens = token_tapes.rows_of(
     workdir,
     config.protocol.fragments,
-    config.data.batch * config.data.seq_len,
     config.protocol.blend,
   )
   view = progress.report(workdir, status, evaluation, place, tokens.values())

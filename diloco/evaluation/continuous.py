@@ -15,7 +15,7 @@ from diloco.checkpoint.syncer_records import newest_theta_after
 from diloco.config.sections import ConfigError
 from diloco.data import text_windows
 from diloco.metrics import names, status
-from diloco.metrics.jsonl import Tail, from_the_end
+from diloco.metrics.jsonl import CorruptLine, Tail, from_the_end
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import Writer
 from diloco.numerics import fragments
@@ -111,6 +111,10 @@ class ContinuousEvaluator:
     return params
 
 
+def _log(error: CorruptLine) -> None:
+  logging.error('a line is passed over: %s', error)
+
+
 class MergedTokens:
   """Global step and tokens of each closed round, from the syncer's tape.
 
@@ -120,7 +124,7 @@ class MergedTokens:
   """
 
   def __init__(self, tape: pathlib.Path, fragment_count: int):
-    self._tail = Tail(tape, strict=False)
+    self._tail = Tail(tape)
     self._fragments = fragment_count
     self._rounds: dict[int, tuple[int, int]] = {}  # Round -> step, tokens.
     # Last summed round, its step, and the sum of tokens.
@@ -128,7 +132,7 @@ class MergedTokens:
 
   def at(self, closed_round: int) -> tuple[int, int]:
     """Returns global step and merged tokens up to a round; both never fall."""
-    for line in self._tail.new_records():
+    for line in self._tail.new_records(_log):
       if line['kind'] == 'Publish' and line['round'] > self._summed[0]:
         tokens = sum(share['c_tokens'] for share in line['shares'])
         self._rounds[line['round']] = line['step'], tokens

@@ -25,10 +25,11 @@ def rows(
   learners: Mapping[int, Lines],
   steps: Mapping[int, Iterable[tuple[int, int]]],
   fragments: int,
-  tokens_per_step: int,
   blend: str = 'carry',
 ) -> Rows:
   """Returns the balance of each learner and fragment.
+
+  The tokens of a learner's step are those of its offers, as it reported them.
 
   Steps that a killed process had not reported are not known to have been
   trained. What the last process of a learner has pending is lost only if the
@@ -38,7 +39,7 @@ def rows(
     steps: by learner id, (incarnation, own step) from the metrics.
     blend: the run's blend; with 'mix' a process counts anew after a checkpoint.
   """
-  reader = _Reader(syncer, fragments, tokens_per_step, BLENDS[blend].mixes)
+  reader = _Reader(syncer, fragments, BLENDS[blend].mixes)
   ids = {*learners, *(m for _, _, m, _ in _shares(syncer))}
   return {
     (m, p): account.row(p)
@@ -48,9 +49,7 @@ def rows(
   }
 
 
-def rows_of(
-  workdir: Workdir, fragments: int, tokens_per_step: int, blend: str = 'carry'
-) -> Rows:
+def rows_of(workdir: Workdir, fragments: int, blend: str = 'carry') -> Rows:
   """Returns the balances of the run in `workdir`.
 
   Raises:
@@ -72,7 +71,6 @@ def rows_of(
       for m in ids
     },
     fragments,
-    tokens_per_step,
     blend,
   )
 
@@ -90,19 +88,18 @@ def _shares(syncer: Lines):
 class _Reader:
   """Fills accounts from tapes."""
 
-  def __init__(
-    self, syncer: Lines, fragments: int, tokens_per_step: int, anew: bool
-  ):
+  def __init__(self, syncer: Lines, fragments: int, anew: bool):
     self._anew = anew
     self._syncer = syncer
     self._fragments = fragments
-    self._per_step = tokens_per_step
+    self._per_step = 0  # Tokens of a step of the learner that is read.
     self._over = any(line['kind'] == 'End' for line in syncer)
 
   def account(
     self, learner: int, lines: Lines, steps: Iterable[tuple[int, int]]
   ) -> TokenAccount:
     account = TokenAccount(self._fragments)
+    self._per_step = self._tokens_per_step(learner, lines)
     self._merge(account, learner)
     known = self._known_steps(learner, steps)
     by_process = collections.defaultdict(list)
@@ -122,6 +119,23 @@ class _Reader:
       process.last = max(process.last, last)
     self._end(account, learner, begun)
     return account
+
+  def _tokens_per_step(self, learner: int, lines: Lines) -> int:
+    """Returns the tokens of a learner's step, as its offers name them.
+
+    One that offered nothing has those of the others; 0: nobody offered.
+    """
+    shares = [(m, share) for _, _, m, share in _shares(self._syncer)]
+    copies = [x for x in lines if x['kind'] == 'Snapshot']
+    for offers in (
+      copies,
+      (share for m, share in shares if m == learner),
+      (share for _, share in shares),
+    ):
+      for each in offers:
+        if each.get('c_steps'):
+          return each['c_tokens'] // each['c_steps']
+    return 0
 
   def _merge(self, account: TokenAccount, learner: int):
     for line in self._syncer:

@@ -4,13 +4,12 @@
 import pathlib
 from collections.abc import Sequence
 
-from diloco.metrics.recorded_run import NoReport
+from diloco.metrics.recorded_run import FollowedRun, NoReport
 from diloco.metrics.status import RunStatus
 from diloco.metrics.workdir import Workdir
 from diloco.pages.parts import Part, ReportPage
 from diloco.sweeps.sweep import BadResult
 from diloco.watch import run_page, sweep_page
-from diloco.watch.followed_run import FollowedRun
 
 
 class FollowedFolders:

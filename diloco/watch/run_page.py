@@ -10,8 +10,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from diloco.metrics import figures, recorded_run
-from diloco.metrics.recorded_faults import RecordedFault
-from diloco.metrics.recorded_run import SYNCER, Life
+from diloco.metrics.recorded_run import (
+  SYNCER,
+  FollowedRun,
+  Life,
+  RecordedFault,
+)
 from diloco.metrics.status import LIVE, bits
 from diloco.metrics.workdir import learner_name
 from diloco.pages import parts
@@ -28,8 +32,6 @@ from diloco.pages.parts import (
   Timeline,
   TimelineSpan,
 )
-from diloco.watch import followed_run
-from diloco.watch.followed_run import FollowedRun
 
 SINCE = 'seconds since the first learner was ready'
 # Tiles after that of the loss; the others are in a table.
@@ -40,9 +42,9 @@ HEADLINE = (
 DEATHS_MAX = 20  # That are told one by one.
 WORSE = 1.01  # A final loss above the best one by more is said.
 TONES = {
-  followed_run.FINISHED: 'good',
-  followed_run.RUNNING: 'good',
-  followed_run.STOPPED: 'bad',
+  recorded_run.FINISHED: 'good',
+  recorded_run.RUNNING: 'good',
+  recorded_run.STOPPED: 'bad',
 }
 RUNNING_STATES = (LIVE, 'running')
 # What a page says of a configuration, if it has the key.
@@ -122,7 +124,7 @@ def sections(
 def badge(run: FollowedRun, now_s: float | None = None) -> Badge:
   """Green only while every learner lives, or when the run is over."""
   how = run.state(now_s)
-  if how == followed_run.RUNNING:
+  if how == recorded_run.RUNNING:
     states = run.states()
     live = sum(states[name] in RUNNING_STATES for name in run.learners)
     if live < len(run.learners) or states[SYNCER] == 'dead':
@@ -205,7 +207,7 @@ def _model(run: FollowedRun) -> str:
 
 def _problem(run: FollowedRun, now_s: float | None) -> str:
   said = [run.problem] if run.problem else []
-  if run.state(now_s) == followed_run.SILENT:
+  if run.state(now_s) == recorded_run.SILENT:
     at_s = run.status.time_s - run.begin_s
     said.append(f'The syncer has written nothing since {at_s:.0f} s.')
   if said and run.label:

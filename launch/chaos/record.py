@@ -84,10 +84,7 @@ def read(workdir: Workdir) -> Record:
     },
     events=tuple(ProcessEvent(**x) for x in read_jsonl(workdir.events)),
     ledger=token_tapes.rows_of(
-      workdir,
-      config.protocol.fragments,
-      config.data.batch * config.data.seq_len,
-      config.protocol.blend,
+      workdir, config.protocol.fragments, config.protocol.blend
     ),
   )
 

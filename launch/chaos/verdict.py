@@ -15,7 +15,7 @@ import rich.console
 import rich.table
 
 from diloco.faults import KINDS
-from diloco.metrics import files, run_reader, token_ledger
+from diloco.metrics import files, recorded_run, token_ledger
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.pages import text_tables
 from diloco.prediction import recorded, twin
@@ -216,7 +216,7 @@ def check(given: Evidence) -> tuple[Check, ...]:
 
 def simulate(workdir: Workdir, record: Record, seed: int) -> Figures:
   """Returns the figures of the plan under the simulated clock."""
-  run, course = run_reader.read(workdir.root, 'run'), record.course
+  run, course = recorded_run.read(workdir.root), record.course
   calm_s, began_s, ended_s = (
     at_s - record.begin_s
     for at_s in (course.calm_s, course.began_s, course.ended_s)

@@ -186,7 +186,7 @@ class Soak:
         f'{sum(map(len, run.steps.values())) * tokens:,} tokens trained',
       ),
       Check('goodput is known', *self._goodput()),
-      self._token_ledger(tokens),
+      self._token_ledger(),
       _flat('memory', growths, 'rss_bytes', RSS_BYTES_MAX, 1e6, 'MB'),
       _flat('descriptors', growths, 'descriptors', DESCRIPTORS_MAX, 1, ''),
       _flat('threads', growths, 'threads', THREADS_MAX, 1, ''),
@@ -201,10 +201,10 @@ class Soak:
       return ['no line of the tape says it'], ''
     return [], f'{work.goodput(max(x[names.TIME] for x in tape)):.1%}'
 
-  def _token_ledger(self, tokens_per_step: int) -> Check:
+  def _token_ledger(self) -> Check:
     protocol = self._config.protocol
     rows = token_tapes.rows_of(
-      self.run.workdir, protocol.fragments, tokens_per_step, protocol.blend
+      self.run.workdir, protocol.fragments, protocol.blend
     )
     return Check(
       'every token is accounted for',

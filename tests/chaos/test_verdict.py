@@ -8,7 +8,7 @@ import types
 import pytest
 
 from diloco.faults import Fault
-from diloco.metrics import names, recorded_faults
+from diloco.metrics import names, recorded_run
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from launch.chaos import baselines, verdict
@@ -307,5 +307,5 @@ def test_the_page_of_a_run_reads_the_outcomes(tmp_path):
   for extra in ({}, {'in_use': True}):  # As 0.1.0 wrote it.
     told = {'outcomes': [{**each, **extra} for each in outcomes]}
     folder.verdict.write_text(json.dumps(told))
-    cut, kill = recorded_faults.read(workdir, T0 - 10.0)
+    cut, kill = recorded_run.read_faults(workdir, T0 - 10.0)
     assert (cut.kind, cut.at_s, kill.back_s) == ('cut', 15.0, 9.25)

@@ -9,7 +9,7 @@ import signal
 import psutil
 import pytest
 
-from diloco.metrics import figures, names, run_reader, status
+from diloco.metrics import figures, names, recorded_run, status
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import read_evaluation, read_summary
 from diloco.metrics.workdir import EVALUATOR, SYNCER
@@ -172,7 +172,7 @@ def test_all_readers_have_one_goodput(killed):
   """The page's reader and the prediction's."""
   goodput = read_summary(killed.workdir.summary).goodput
   assert 0.2 < goodput < 1.0
-  assert run_reader.read(killed.workdir.root, 'run').goodput == goodput
+  assert recorded_run.read(killed.workdir.root).goodput == goodput
   assert recorded.read(killed.workdir.root).goodput == goodput
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from diloco.metrics import recorded_faults
+from diloco.metrics import recorded_run
 from diloco.metrics.workdir import Workdir
 
 HIT = {
@@ -33,17 +33,17 @@ def written(root, outcomes):
 
 
 def test_times_are_counted_from_the_first_learner_s_readiness(tmp_path):
-  found = recorded_faults.read(written(tmp_path, [HIT, MISSED]), 100.0)
+  found = recorded_run.read_faults(written(tmp_path, [HIT, MISSED]), 100.0)
   assert [fault.at_s for fault in found] == [17.0, None]
   assert found[0].back_s == 4.5
   assert found[1].failed == 'it did not run'
 
 
 def test_a_run_without_a_plan_has_no_faults(tmp_path):
-  assert recorded_faults.read(Workdir(tmp_path), 0.0) == ()
+  assert recorded_run.read_faults(Workdir(tmp_path), 0.0) == ()
 
 
 def test_a_broken_verdict_is_named(tmp_path):
   workdir = written(tmp_path, [{'number': 1}])
   with pytest.raises(ValueError, match='no verdict'):
-    recorded_faults.read(workdir, 0.0)
+    recorded_run.read_faults(workdir, 0.0)

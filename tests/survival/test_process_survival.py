@@ -361,7 +361,7 @@ def test_all_of_it_is_replayed_to_the_same_bytes(survived):
 def test_every_token_is_accounted_for(survived):
   """Learners and syncer agree over all deaths and restarts."""
   workdir = survived.processes.workdir
-  found = token_tapes.rows_of(workdir, FRAGMENTS, TOKENS)
+  found = token_tapes.rows_of(workdir, FRAGMENTS)
   assert {where for where, row in found.items() if row.unexplained} == set()
   assert {m for m, _ in found} == {0, 1}
   for p in range(FRAGMENTS):

@@ -6,12 +6,11 @@ import pathlib
 
 import pytest
 
-from diloco.metrics import jsonl, names, status
-from diloco.metrics.recorded_run import NoReport
+from diloco.metrics import jsonl, names, recorded_run, status
+from diloco.metrics.recorded_run import FollowedRun, NoReport, ThinnedCurve
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.pages import page
-from diloco.watch import followed_run, run_page
-from diloco.watch.followed_run import FollowedRun, ThinnedCurve
+from diloco.watch import run_page
 from tests.prediction import recorded
 
 UNTIL_S = 20.0
@@ -181,19 +180,19 @@ def test_the_state_is_told_by_files_and_clock(workdir):
   def state(at_s: float) -> str:
     return followed(workdir).state(recorded.BEGAN_S + at_s)
 
-  assert state(0.0) == followed_run.STARTING
+  assert state(0.0) == recorded_run.STARTING
   workdir.tape.write_text(next(x for x in tape if '"Started"' in x))
-  assert state(0.0) == followed_run.COMPILING
+  assert state(0.0) == recorded_run.COMPILING
   workdir.tape.write_text(''.join(tape))
   status.write_status(workdir.status, told(10, 5.0))
-  assert state(6.0) == followed_run.RUNNING
-  assert state(6.0 + followed_run.SILENT_S) == followed_run.SILENT
+  assert state(6.0) == recorded_run.RUNNING
+  assert state(6.0 + recorded_run.SILENT_S) == recorded_run.SILENT
   ends = ('syncer', 'learner-0', 'learner-1')
   recorded.append(
     workdir.events,
     *(recorded.event(UNTIL_S, name, 'stopped', 'SIGTERM') for name in ends),
   )
-  assert state(6.0) == followed_run.STOPPED
+  assert state(6.0) == recorded_run.STOPPED
 
 
 def test_a_broken_status_is_said_and_the_last_one_stays(workdir):
