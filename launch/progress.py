@@ -102,10 +102,12 @@ class Display:
   def _times(self, status: RunStatus | None) -> str:
     """Returns the time of the run, with the time left once it is known.
 
-    Before the first learner is ready it is that of the launcher.
+    Before the first learner is ready it is the launcher's, and said to be.
     """
-    if status is None or status.elapsed_s is None:
+    if status is None:
       return clock(time.monotonic() - self._began_s)
+    if status.elapsed_s is None:
+      return f'starting {clock(time.monotonic() - self._began_s)}'
     elapsed, left_s = clock(status.elapsed_s), self._pace.left_s(status)
     return elapsed if left_s is None else f'{elapsed}, {clock(left_s)} left'
 

@@ -141,7 +141,10 @@ class _Session:
       raise RunFailed(f'the syncer left no {self._workdir.summary}')
 
   def evaluate(self) -> None:
-    """Runs the evaluation once."""
+    """Runs the evaluation once, unless the evaluator has made it."""
+    with contextlib.suppress(files.MalformedFile):
+      if read_evaluation(self._workdir.evaluation) is not None:
+        return
     roles = (self._program.evaluate,)
     with (
       Display(self._console) as display,

@@ -351,7 +351,7 @@ class ProcessConfig(Section):
   profile_at_step: Whole = 0  # A process's step that begins a trace; 0: none.
   profile_steps: Count = 5  # Inner steps of a trace, also of one asked for.
   # Rounds between two evaluations of Θ while the run goes on; 0: none.
-  eval_every_rounds: Whole = 16
+  eval_every_rounds: Whole = 32
   eval_batches: Count = 16  # Held-out batches of one evaluation.
   eval_batch: Count = 16  # Sequences in one of them.
   restarts_max: Whole = 10  # Of one process; then the run stops.

@@ -14,8 +14,10 @@ from absl import logging
 from diloco.checkpoint.syncer_records import newest_theta_after
 from diloco.config.sections import ConfigError
 from diloco.data import text_windows
+from diloco.evaluation.final_evaluation import evaluated
 from diloco.metrics import names, status
 from diloco.metrics.jsonl import CorruptLine, Tail, from_the_end
+from diloco.metrics.recorded_run import FollowedRun
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import Writer
 from diloco.numerics import fragments
@@ -23,8 +25,6 @@ from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
 
 LOOK_EVERY_S = 0.5
-# Of `run.eval_batches`: what is measured beside a run costs it little.
-BATCHES_MAX = 4
 AGAIN_ROUNDS = 1024  # A restarted syncer may resume this many rounds earlier.
 # Metric with the round of Θ, from which a restarted evaluator resumes.
 EVALUATED = 'round'
@@ -45,21 +45,32 @@ class ContinuousEvaluator:
     self._run_spec = run_spec
     self._workdir = workdir
     self._writer = writer
-    asked = run_spec.config.run
-    batches = min(BATCHES_MAX, asked.eval_batches)
-    self._heldout = Heldout(run_spec, batches)
-    self._every = max(1, asked.eval_every_rounds)
+    self._heldout = Heldout(run_spec)
+    self._every = max(1, run_spec.config.run.eval_every_rounds)
     done = from_the_end(workdir.metrics(name))
     self._round = next((int(each[EVALUATED]) for each in done), 0)
     self._tape = MergedTokens(workdir.tape, len(run_spec.layout.fragments))
 
   def run(self):
-    """Evaluates until the run is over, and once more after that."""
+    """Evaluates until the run is over, and once more after that.
+
+    Where learners trained on the CPU, this process evaluates the final Θ, too:
+    it has read and compiled all that another one would have to.
+    """
     over = False
     while not over:
       over = self._workdir.summary.exists()
       if not self.look() and not over:
         time.sleep(LOOK_EVERY_S)
+    if self._is_on_cpu():
+      evaluation = evaluated(self._run_spec, self._workdir)
+      status.write_evaluation(self._workdir.evaluation, evaluation)
+
+  def _is_on_cpu(self) -> bool:
+    """Returns False as well if no learner tells, as on other machines."""
+    if not self._workdir.config.exists():
+      return False
+    return FollowedRun(self._workdir.root).machine().get('platform') == 'cpu'
 
   def look(self) -> bool:
     """Evaluates the newest Θ if it is due; returns True if it was.

@@ -20,7 +20,7 @@ from diloco.lab.failure_schedule import FailureSchedule, TransientLearners
 from diloco.lab.outputs import Health, LabObserver, Point, Trained
 from diloco.lab.process_arrays import ArrayBackend, devices_of
 from diloco.learner.device import Device
-from diloco.metrics import ages, names, token_ledger
+from diloco.metrics import ages, figures, names, token_ledger
 from diloco.metrics.workdir import learner_name
 from diloco.models import routing
 from diloco.protocol.config import ProtocolConfig
@@ -206,7 +206,9 @@ class Decoupled:
       points=tuple(self._points),
       steps=sum(count.steps for count in counts),
       rounds=rounds,
-      participation=self._tally.participants / (rounds * protocol.learners),
+      participation=figures.participation(
+        self._tally.participants, rounds, protocol.learners
+      ),
       goodput=sum(count.useful_s for count in counts) / learner_s,
       parameters=cluster.syncer.contents.model.parameters(),
       tally=self._tally,

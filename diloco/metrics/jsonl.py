@@ -159,7 +159,7 @@ class Tail:
   def __init__(self, path: pathlib.Path):
     self.path = path
     self._part = 0
-    self._offset = 0  # Bytes of that part that were read.
+    self._offset = self._lines = 0  # Of that part, which were read.
 
   def new_records(
     self, skip: Callable[[CorruptLine], None] | None = None
@@ -179,7 +179,8 @@ class Tail:
         records += self._read(found[self._part], skip)
       if self._part >= len(found) - 1:
         return records
-      self._part, self._offset = self._part + 1, 0
+      self._part += 1
+      self._offset = self._lines = 0
 
   def _read(self, path: pathlib.Path, skip) -> Iterator[dict]:
     with path.open('rb') as file:
@@ -187,8 +188,9 @@ class Tail:
       for line in file:
         if not line.endswith(b'\n'):
           return
+        self._lines += 1
         try:
-          yield _record(line[:-1], f'{path} at byte {self._offset}')
+          yield _record(line[:-1], f'{path}:{self._lines}')
         except CorruptLine as error:
           if skip is None:
             raise

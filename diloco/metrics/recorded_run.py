@@ -27,7 +27,7 @@ from diloco.metrics import figures, names, token_tapes
 from diloco.metrics import status as metrics_status
 from diloco.metrics.ages import ContributionAges
 from diloco.metrics.files import MalformedFile
-from diloco.metrics.goodput import StepRecord, Work, work_of_tape
+from diloco.metrics.goodput import StepRecord, Work, uptime, work_of_tape
 from diloco.metrics.jsonl import CorruptLine, Tail, parts
 from diloco.metrics.status import (
   GONE,
@@ -466,6 +466,7 @@ class FollowedRun:
     self.gaps: collections.Counter[str] = collections.Counter()
     self.problem = ''
     self.last_s = 0.0  # Of the last thing that is known of the run.
+    self._told_s = 0.0  # Of the last line of the tape.
     self.events: list[dict] = []  # Of the launcher.
     self._closed = 0  # Rounds that were read.
     self._work: Work | None = None  # As the tape has it.
@@ -505,7 +506,7 @@ class FollowedRun:
     for record in file.new_records(self._note_corrupt):
       lack = [key for key in keys if key not in record]
       if lack:
-        self.gaps[f'{file.path}: lines without {", ".join(lack)}'] += 1
+        self.gaps[f'{file.path}: a line has no {", ".join(lack)}'] += 1
       else:
         found.append(record)
     return found
@@ -537,6 +538,7 @@ class FollowedRun:
   def _hear_syncer(self, line: dict) -> None:
     at_s, kind = line[names.TIME], line['kind']
     self.last_s = max(self.last_s, at_s)
+    self._told_s = at_s
     if self.steps is not None:
       self.heard[SYNCER].append(at_s)
     if kind == 'joined' and 'learner' in line:
@@ -632,7 +634,7 @@ class FollowedRun:
       finished=over,
       age_steps=ages.mean_steps,
       old_share=ages.old_share,
-      elapsed_s=self.last_s - self.begin_s,
+      elapsed_s=self.until_s - self.begin_s,
       goodput=self._goodput(),
       learners=tuple(
         LearnerStatus(
@@ -661,7 +663,7 @@ class FollowedRun:
     """
     result = self.workdir.result
     if not result.exists():
-      return self._work and self._work.goodput(self.last_s)
+      return self._work and self._work.goodput(self._told_s)
     try:
       return json.loads(result.read_text())['goodput']
     except (ValueError, KeyError, TypeError) as error:
@@ -675,6 +677,13 @@ class FollowedRun:
     begun = [x.spans[0][0] for x in self.learners.values() if x.spans]
     begun += [each[names.TIME] for each in self.events[:1]]
     return min(begun, default=self.last_s)
+
+  @property
+  def until_s(self) -> float:
+    """When the last step or round was, of a run that is over."""
+    ends = [x.spans[-1][1] for x in self.learners.values() if x.spans]
+    ends += [self.rounds[-1].at_s] if self.rounds else []
+    return max(ends) if ends and self.kinds['End'] else self.last_s
 
   def end_s(self, now_s: float | None = None) -> float:
     """Until when it is shown: now, while it goes on; the lab has no clock."""
@@ -835,6 +844,13 @@ class RecordedRun:
   def goodput(self) -> float | None:
     return self.status.goodput if self.status else None
 
+  @property
+  def uptime(self) -> float | None:
+    """As the syncer counted it; of a run without one, that of its steps."""
+    if self.status and self.status.uptime is not None:
+      return self.status.uptime
+    return uptime(self.steps, 0.0, self.until_s) if self.until_s > 0 else None
+
   def deaths(self) -> tuple[Life, ...]:
     """Lives that ended in a death within the run, in the order of time."""
     return tuple(x for x in deaths_of(self.lives) if x.ended_s <= self.until_s)
@@ -859,13 +875,6 @@ def read(folder: pathlib.Path) -> RecordedRun:
 
   of_each, pauses = run.lives()
   steps = sorted(run.steps, key=lambda step: step.end_s)
-  ended = bool(run.kinds['End'])
-  until_s = run.last_s
-  if ended:  # Not when the last process had left.
-    until_s = max(
-      [*(x.end_s for x in steps[-1:]), *(x.at_s for x in run.rounds)],
-      default=until_s,
-    )
   stops = [e[names.TIME] for e in run.events if e['event'] == 'stopped']
   times = ('started_s', 'spoke_s', 'stepped_s', 'ended_s')
   return RecordedRun(
@@ -881,8 +890,8 @@ def read(folder: pathlib.Path) -> RecordedRun:
     pauses=tuple((who, a - begin_s, b - begin_s) for who, a, b in pauses),
     joined=frozenset(run.heard.keys() - {SYNCER}),
     stopped_s=min(stops) - begin_s if stops else None,
-    until_s=until_s - begin_s,
-    ended=ended,
+    until_s=run.until_s - begin_s,
+    ended=bool(run.kinds['End']),
     heldout=tuple((at_s - begin_s, *x) for at_s, *x in run.heldout()),
     status=run.status,
     evaluation=run.evaluation,
