@@ -179,51 +179,6 @@ class RecordedRound:
     return max(0.0, quorum_s - (self.quorum_s or 0.0)), quorum_s, window_s
 
 
-@dataclasses.dataclass(frozen=True)
-class RecordedFault:
-  """One fault, as the verdict has it; `at_s` since the first learner was
-  ready; None: it was not performed.
-  """
-
-  number: int
-  kind: str
-  target: str
-  at_s: float | None
-  back_s: float | None
-  lost_s: float
-  stall_s: float
-  counted: int | None
-  failed: str
-
-
-def read_faults(workdir: Workdir, begin_s: float) -> tuple[RecordedFault, ...]:
-  """Returns the faults of a run; none if it was no chaos run, or not judged.
-
-  Args:
-    begin_s: since the epoch; what times are counted from.
-
-  Raises:
-    ValueError: a file is not what a chaos run writes.
-  """
-  try:
-    verdict = json.loads((workdir.chaos / 'verdict.json').read_text())
-    course = json.loads((workdir.chaos / 'course.json').read_text())
-  except FileNotFoundError:
-    return ()
-  try:
-    found = []
-    for line in verdict['outcomes']:
-      begun_s = line['begun_s']
-      if begun_s is not None:
-        begun_s += course['began_s'] - begin_s
-      known = {each.name for each in dataclasses.fields(RecordedFault)}
-      fields = {name: line[name] for name in known - {'at_s'}}
-      found.append(RecordedFault(at_s=begun_s, **fields))
-  except (KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f'{workdir.chaos}: no verdict: {error}') from None
-  return tuple(found)
-
-
 def deaths_of(lives: Mapping[str, tuple[Life, ...]]) -> list[Life]:
   """Returns the lives that ended in a death, in the order of time."""
   dead = [life for lived in lives.values() for life in lived if life.death]
@@ -425,7 +380,6 @@ class FollowedRun:
     status: what the syncer last counted; of a run of the lab, what its tape
       tells; None: nothing yet.
     readied: (time, learner, where its state came from), for each bootstrap.
-    faults: of a chaos run that has been judged.
     gaps: what is wrong with lines, in sentences that begin with the file.
     problem: the same, and what is wrong with the other files now.
 
@@ -462,7 +416,6 @@ class FollowedRun:
     self.evaluated: list[tuple[float, float, float]] = []  # Time, step, loss.
     self.status: RunStatus | None = None
     self.evaluation: Evaluation | None = None
-    self.faults: tuple[RecordedFault, ...] = ()
     self.gaps: collections.Counter[str] = collections.Counter()
     self.problem = ''
     self.last_s = 0.0  # Of the last thing that is known of the run.
@@ -495,7 +448,6 @@ class FollowedRun:
     try:
       self.evaluation = metrics_status.read_evaluation(self.workdir.evaluation)
       self._read_status()
-      self.faults = read_faults(self.workdir, self.begin_s)
     except (MalformedFile, ValueError) as error:  # The next one may be whole.
       said.append(str(error))
     self.problem = ' '.join(said)

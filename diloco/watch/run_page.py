@@ -6,6 +6,7 @@ figures are those of `diloco.metrics.figures`; times are seconds since the
 first learner was ready.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,13 +15,13 @@ from diloco.metrics.recorded_run import (
   SYNCER,
   FollowedRun,
   Life,
-  RecordedFault,
 )
 from diloco.metrics.status import LIVE, bits
-from diloco.metrics.workdir import learner_name
+from diloco.metrics.workdir import Workdir, learner_name
 from diloco.pages import parts
 from diloco.pages.parts import (
   Badge,
+  Cell,
   Chart,
   Column,
   Line,
@@ -45,6 +46,18 @@ TONES = {
   recorded_run.FINISHED: 'good',
   recorded_run.RUNNING: 'good',
   recorded_run.STOPPED: 'bad',
+}
+# Columns of a fault of a chaos run, by the key of its outcome.
+FAULTS = {
+  'number': ('fault', 1),
+  'kind': ('kind', 1),
+  'target': ('target', 1),
+  'at': ('at s', 1),
+  'back_s': ('back after s', 1),
+  'lost_s': ('lost, learner·s', 1),
+  'stall_s': ("others' longest stall s", 2),
+  'counted': ('counted by the relay', 1),
+  'failed': ('why not', 1),
 }
 RUNNING_STATES = (LIVE, 'running')
 # What a page says of a configuration, if it has the key.
@@ -102,7 +115,7 @@ def sections(
       notes = (f'{more} earlier ones are not told.',) if more > 0 else ()
       shown = tuple(told[-DEATHS_MAX:])
       yield Prose(f'deaths{suffix}', f'{head}What deaths cost', shown, notes)
-    yield from _faults(run.faults, suffix, head)
+    yield from _faults(run, suffix, head)
     yield timeline(run, f'timeline{suffix}', f'{head}Timeline', now_s)
   if not several:
     yield from charts(runs)
@@ -271,40 +284,40 @@ def _death(
   return f'{head} {"; ".join(details)}.'
 
 
-def _faults(
-  hits: Sequence[RecordedFault], suffix: str, head: str
-) -> Iterator[Table]:
-  """A row per fault of a chaos run; no table where there was none."""
-  if hits:
-    columns = (
-      Column('fault'),
-      Column('kind'),
-      Column('target'),
-      Column('at s', 1),
-      Column('back after s', 1),
-      Column('lost, learner·s', 1),
-      Column("others' longest stall s", 2),
-      Column('counted by the relay'),
-      Column('why not'),
-    )
+def fault_rows(run_dir: Workdir, begin_s: float) -> list[tuple[Cell, ...]]:
+  """Returns a row per fault of a chaos run; none if it was not judged.
+
+  Args:
+    begin_s: since the epoch; what times are counted from.
+  """
+  try:
+    verdict = json.loads((run_dir.chaos / 'verdict.json').read_text())
+    course = json.loads((run_dir.chaos / 'course.json').read_text())
+  except FileNotFoundError:
+    return []
+  rows = []
+  for each in verdict['outcomes']:
+    at_s = each['begun_s']
+    if at_s is not None:  # It was performed.
+      at_s += course['began_s'] - begin_s
+    rows.append(tuple(each[key] if key != 'at' else at_s for key in FAULTS))
+  return rows
+
+
+def _faults(run: FollowedRun, suffix: str, head: str) -> Iterator[Table]:
+  if rows := fault_rows(run.workdir, run.begin_s):
     yield Table(
       f'faults{suffix}',
       f'{head}Faults, and what the others did',
-      columns,
-      tuple(
-        (
-          each.number, each.kind, each.target, each.at_s, each.back_s,
-          each.lost_s, each.stall_s, each.counted, each.failed,
-        )
-        for each in hits
-      ),
+      tuple(Column(name, digits) for name, digits in FAULTS.values()),
+      tuple(rows),
       notes=(
         'Back: merged again, or a round closed again. Lost: time of its target '
         'without a step meanwhile. Longest stall: between two steps of any '
         'learner that no fault explains, less its usual step. Counted: bytes '
         'that were held, delayed or throttled, or chunks that stalled.',
       ),
-    )  # fmt: skip
+    )
 
 
 def timeline(
