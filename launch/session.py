@@ -18,7 +18,7 @@ import rich.console
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.metrics import files, token_tapes
+from diloco.metrics import files, token_ledger
 from diloco.metrics.jsonl import CorruptLine, JsonLines
 from diloco.metrics.recorded_run import FollowedRun
 from diloco.metrics.status import (
@@ -266,7 +266,7 @@ def _show_end(
 ) -> None:
   status, evaluation = of_run(workdir), read_evaluation(workdir.evaluation)
   place = _draw_loss(workdir)
-  tokens = token_tapes.rows_of(
+  tokens = token_ledger.rows_of(
     workdir,
     config.protocol.fragments,
     config.protocol.blend,

@@ -14,6 +14,5 @@ Start with `workdir`: where everything lies in the folder of a run.
   goodput       goodput and uptime
   ages          how old what was merged was
   token_ledger  trained = merged + overwritten + lost + pending
-  token_tapes   the same, from the tapes of processes
   recorded_run  reads the folder of a run, whatever became of it
 """

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from diloco.metrics import ages as metrics_ages
-from diloco.metrics import figures, names, token_tapes
+from diloco.metrics import figures, names, token_ledger
 from diloco.metrics import status as metrics_status
 from diloco.metrics.ages import ContributionAges
 from diloco.metrics.files import MalformedFile
@@ -741,7 +741,7 @@ class FollowedRun:
       fragments = self.setup.fragments
       blend = self.config.get('protocol', {}).get('blend', 'carry')
       try:
-        rows = token_tapes.rows_of(self.workdir, fragments, blend)
+        rows = token_ledger.rows_of(self.workdir, fragments, blend)
       except (CorruptLine, KeyError) as error:
         self.gaps[str(error)] += 1
         rows = {}

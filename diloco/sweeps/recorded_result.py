@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator
 
 from diloco.config.run_config import RunConfig
-from diloco.metrics import figures, recorded_run, token_ledger, token_tapes
+from diloco.metrics import figures, recorded_run, token_ledger
 from diloco.metrics.jsonl import CorruptLine, read_jsonl
 from diloco.metrics.recorded_run import NoReport, RecordedRun
 from diloco.metrics.workdir import Workdir
@@ -29,7 +29,7 @@ def read(workdir: Workdir, config: RunConfig) -> SeedResult:
   """
   try:
     run = recorded_run.read(workdir.root)
-    rows = token_tapes.rows_of(
+    rows = token_ledger.rows_of(
       workdir, config.protocol.fragments, config.protocol.blend
     )
     delays = list(_delays(workdir))

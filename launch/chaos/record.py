@@ -14,7 +14,7 @@ from diloco.config import run_config
 from diloco.config.run_config import RunConfig
 from diloco.faults import KINDS, Fault
 from diloco.metrics import goodput as metrics_goodput
-from diloco.metrics import names, token_tapes
+from diloco.metrics import names, token_ledger
 from diloco.metrics.figures import participation
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.jsonl import read_jsonl
@@ -41,7 +41,7 @@ class Record:
   tape: list[dict]
   steps: dict[int, list[WrittenStep]]
   events: tuple[ProcessEvent, ...]
-  ledger: token_tapes.Rows
+  ledger: token_ledger.Rows
 
   @property
   def tokens_per_step(self) -> int:
@@ -83,7 +83,7 @@ def read(workdir: Workdir) -> Record:
       for m in ids
     },
     events=tuple(ProcessEvent(**x) for x in read_jsonl(workdir.events)),
-    ledger=token_tapes.rows_of(
+    ledger=token_ledger.rows_of(
       workdir, config.protocol.fragments, config.protocol.blend
     ),
   )

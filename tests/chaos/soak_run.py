@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from diloco.config.run_config import RunConfig
-from diloco.metrics import names, token_ledger, token_tapes
+from diloco.metrics import names, token_ledger
 from diloco.metrics.goodput import work_of_tape
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos import checks as run_checks
@@ -203,7 +203,7 @@ class Soak:
 
   def _token_ledger(self) -> Check:
     protocol = self._config.protocol
-    rows = token_tapes.rows_of(
+    rows = token_ledger.rows_of(
       self.run.workdir, protocol.fragments, protocol.blend
     )
     return Check(

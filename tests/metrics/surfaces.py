@@ -10,7 +10,7 @@ import pytest
 from diloco.metrics import figures, status
 from diloco.metrics.status import RunStatus
 from diloco.metrics.workdir import SYNCER, Workdir
-from diloco.monitoring import run_metrics
+from diloco.monitoring import monitor
 from diloco.report import to_wandb
 from diloco.watch.folders import FollowedFolders
 from tests.metrics import board_events
@@ -31,9 +31,7 @@ def shown(workdir: Workdir) -> dict[str, dict[str, float]]:
     for value in event.summary.value
   }
   samples = dict(
-    re.findall(
-      r'^diloco_(\w+){run="[^"]*"} (\S+)$', run_metrics.text(told), re.M
-    )
+    re.findall(r'^diloco_(\w+){run="[^"]*"} (\S+)$', monitor.text(told), re.M)
   )
   by_key = {
     'page': (on_page, lambda figure: figure.label),
