@@ -27,7 +27,6 @@ from diloco.pages.parts import (
   Line,
   Part,
   Prose,
-  ReportPage,
   Table,
   Tile,
   Timeline,
@@ -72,31 +71,18 @@ SAID = (
 )
 
 
-def report(
-  runs: Sequence[FollowedRun],
-  title: str,
-  command: str = '',
-  now_s: float | None = None,
-) -> ReportPage:
-  """Returns the page of one or several runs that were updated.
-
-  Args:
-    command: makes the page again.
-    now_s: since the epoch; the present unless given.
-  """
-  alone = runs[0] if len(runs) == 1 else None
-  return ReportPage(
-    name=runs[0].setup.name,
-    title=title,
-    command=command,
-    paragraphs=tuple(sentences(runs)),
-    parts=tuple(sections(runs, now_s)),
-    where=str(alone.workdir.root.resolve()) if alone else '',
-    badge=badge(alone, now_s) if alone else None,
-    problem=problems(runs, now_s),
-    progress=_progress(alone) if alone else None,
-    tiles=tuple(tiles(alone)) if alone else (),
-  )
+def head(run: FollowedRun, now_s: float | None = None) -> dict:
+  """Returns the fields of a page about one run alone."""
+  step = run.status.step if run.status else 0
+  total_steps = run.setup.total_steps
+  return {
+    'name': run.setup.name,
+    'title': run.setup.name,
+    'where': str(run.workdir.root.resolve()),
+    'badge': badge(run, now_s),
+    'progress': (min(step, total_steps), total_steps),
+    'tiles': tuple(tiles(run)),
+  }
 
 
 def sections(
@@ -226,11 +212,6 @@ def _problem(run: FollowedRun, now_s: float | None) -> str:
   if said and run.label:
     return f'{run.label}: {" ".join(said)}'
   return ''
-
-
-def _progress(run: FollowedRun) -> tuple[float, float]:
-  step = run.status.step if run.status else 0
-  return min(step, run.setup.total_steps), run.setup.total_steps
 
 
 # What happened ----------------------------------------------------------------

@@ -210,6 +210,15 @@ def tiles(recorded: RecordedSweep) -> Iterator[Tile]:
   yield Tile('runs', str(done), f'of {done + len(recorded.missing)} begun')
 
 
+def head(recorded: RecordedSweep) -> dict:
+  """Returns the fields of a page about one sweep alone."""
+  return {
+    'where': str(recorded.folder.resolve()),
+    'badge': badge(recorded),
+    'tiles': tuple(tiles(recorded)),
+  }
+
+
 def badge(recorded: RecordedSweep) -> Badge:
   """Green once all runs that were begun have a result."""
   if recorded.missing:

@@ -10,7 +10,7 @@ from diloco.metrics import jsonl, names, recorded_run, status
 from diloco.metrics.recorded_run import FollowedRun, NoReport, ThinnedCurve
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.pages import page
-from diloco.watch import run_page
+from diloco.watch.folders import FollowedFolders
 from tests.prediction import recorded
 
 UNTIL_S = 20.0
@@ -44,10 +44,9 @@ def told(step: int, at_s: float) -> status.RunStatus:
   )  # fmt: skip
 
 
-def of_page(run: FollowedRun) -> dict:
+def of_page(folders: FollowedFolders) -> dict:
   """All that the page shows of a run, at one time."""
-  report = run_page.report([run], 'a run', now_s=recorded.BEGAN_S)
-  return page.as_data(report) | {'where': ''}
+  return page.as_data(folders.page(now_s=recorded.BEGAN_S)) | {'where': ''}
 
 
 def grow(source: pathlib.Path, target: pathlib.Path, share: float) -> None:
@@ -63,12 +62,13 @@ def test_what_is_read_piece_by_piece_is_what_is_read_at_once(workdir, tmp_path):
   target = tmp_path / 'growing'
   target.mkdir()
   (target / 'config.json').write_text(workdir.config.read_text())
-  run = FollowedRun(target)
+  growing = FollowedFolders([target])
   for i in range(101):
     grow(workdir.root, target, i / 100)
-    run.update()
-  assert of_page(run) == of_page(followed(workdir))
-  assert len(run.rounds) == 79 and not run.problem
+    growing.page()
+  found = of_page(growing)
+  assert found == of_page(FollowedFolders([workdir.root]))
+  assert growing.status.rounds == 79 and not found['problem']
 
 
 def test_a_second_look_reads_only_what_is_new(workdir, monkeypatch):
