@@ -12,7 +12,6 @@ from diloco.config import flags as config_flags
 from diloco.config import run_config
 from diloco.monitoring import monitor_flags
 from diloco.run import logs
-from diloco.sizing import dry_runs
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _LEARNER = flags.DEFINE_integer('learner', None, 'Its id, from 0.')
@@ -39,8 +38,6 @@ def main(_) -> int:
   """
   config = config_flags.load()
   logs.keep_ours(config.name, **config_flags.who())
-  if dry_runs.is_asked():
-    return dry_runs.run(config)
   with config_flags.refusing():
     run_config.check_learner(config, _LEARNER.value)
   # Not at the top: --help, and a flag or key that is refused, need no jax.
@@ -64,7 +61,7 @@ if __name__ == '__main__':
   monitor_flags.define()
   config_flags.define_access_flags()
   config_flags.define_proxy_flag()
-  dry_runs.define_flags(needed_else=['workdir', 'learner', 'syncer'])
+  flags.mark_flags_as_required(['workdir', 'learner', 'syncer'])
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   if config_flags.asks_for_json(sys.argv):
     logs.write_json('learner')

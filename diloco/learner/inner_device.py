@@ -12,6 +12,7 @@ import numpy as np
 from diloco.learner.placement import partition_of, place
 from diloco.models import api, sharding
 from diloco.numerics import inner
+from diloco.numerics.optimizers import INNER
 from diloco.run.spec import RunSpec
 
 CHUNK_BYTES_MAX = 1 << 26  # Per payload: bounds what a lost pull costs.
@@ -196,8 +197,7 @@ class InnerDevice:
     config = run_spec.config
     self._run_spec = run_spec
     self.tokens_per_step = config.data.batch * config.data.seq_len
-    self._inner = inner.make_inner(
-      optimizer=config.inner.optimizer,
+    self._inner = INNER[config.inner.optimizer](
       b1=config.inner.b1,
       b2=config.inner.b2,
       eps=config.inner.eps,
