@@ -19,7 +19,7 @@ from diloco.config import run_config
 from diloco.data import tasks
 from diloco.data.tokenizers import make_tokenizer
 from diloco.evaluation import export_files
-from diloco.evaluation.final_parameters import (
+from diloco.evaluation.final_evaluation import (
   check_has_logits,
   final_parameters,
 )
