@@ -3,15 +3,11 @@
 …
 """
 
-import os
-import sys
-
 from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config import run_config
-from diloco.monitoring import monitor_flags
-from diloco.run import logs
+from diloco.run.command import run_command
 from diloco.sizing import dry_runs
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
@@ -30,15 +26,13 @@ _NOTICE_S = flags.DEFINE_float(
 )
 
 
-def main(_) -> int:
+def main(config: run_config.RunConfig) -> int:
   """Trains to the end of the run.
 
   Returns:
     0; 69 where it was cut off from the syncer when all steps were made; 78
     where the syncer refuses it for good; 143 where it was stopped.
   """
-  config = config_flags.load()
-  logs.keep_ours(config.name, **config_flags.who())
   if dry_runs.is_asked():
     return dry_runs.run(config)
   with config_flags.refusing():
@@ -59,13 +53,5 @@ def main(_) -> int:
 
 
 if __name__ == '__main__':
-  config_flags.define_flags()
-  config_flags.define_log_flags()
-  monitor_flags.define()
-  config_flags.define_access_flags()
-  config_flags.define_proxy_flag()
   dry_runs.define_flags(needed_else=['workdir', 'learner', 'syncer'])
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-  if config_flags.asks_for_json(sys.argv):
-    logs.write_json('learner')
-  config_flags.run(main)
+  run_command(main, required=(), role='learner', access=True)

@@ -99,7 +99,7 @@ class SaveAt:
 
   step: int
   loss: float
-  progress: str  # JSON of `checkpoint.learner_records.LearnerProgress`.
+  progress: str  # JSON, as of `learner.restore.progress_of`.
 
 
 @dataclasses.dataclass(frozen=True)
