@@ -96,6 +96,7 @@ class Machine:
   xla_flags: str
   expert: int = 1  # Mesh axis; missing on older tapes.
   hosts: int = 1  # Processes of the learner; missing on older tapes.
+  processor: str = ''  # Model and cache of a CPU; missing on older tapes.
 
 
 @dataclasses.dataclass(frozen=True)

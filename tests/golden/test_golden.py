@@ -80,8 +80,13 @@ def test_the_page_is_written(name, tmp_path):
 def test_every_round_is_repeated_to_the_bit(tmp_path):
   done = started('replay', f'--workdir={unpack("run", tmp_path)}')
   assert '101 rounds, 361 inner steps of 3 processes' in done.stderr
-  if 'bytes may differ' in done.stderr:  # Of another jax, say: it says so.
-    assert done.returncode in (0, 1), done.stderr[-4000:]
+  # Its tape does not name the processor, and this may be another.
+  assert 'bytes may differ: learner 0: processor: ' in done.stderr
+  if done.returncode:
+    # Products of other caches; a codec or a rule of another version would
+    # differ in the first round.
+    equal = re.search(r'DIFFERS after (\d+) rounds', done.stdout + done.stderr)
+    assert equal and int(equal[1]) > 0, done.stdout + done.stderr[-4000:]
     return
   assert done.returncode == 0, done.stdout + done.stderr[-4000:]
   assert 'every round has the CRC of the run' in done.stdout
