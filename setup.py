@@ -37,11 +37,9 @@ RUNTIME = [
 DATA = [
   'pyarrow>=26',
   'sentencepiece>=0.2.3',
-  'tiktoken>=0.14',
   'tokenizers>=0.23',
 ]
 GCS = ['etils[epath-gcs]']  # Paths such as gs://bucket/folder.
-TFDS = ['tensorflow-datasets>=4.9.10']  # Without TensorFlow.
 PLOT = ['matplotlib>=3.9']
 WANDB = ['wandb>=0.31']
 EXPORT = ['safetensors>=0.8']
@@ -52,7 +50,6 @@ TEST = [
   *EXPORT,
   *LAUNCH,
   *NOTEBOOKS,
-  *TFDS,
   *WANDB,
   'kubeflow-trainer-api>=2.3',  # Schemas of Kubernetes, for what is rendered.
   'kubernetes-validate>=1.37',
@@ -109,7 +106,12 @@ setuptools.setup(
       'pages/page.html',
       'sizing/host_speeds.json',
     ],
-    'diloco.launch': ['Dockerfile', 'README.md'],
+    'diloco.launch': [
+      'Dockerfile',
+      'README.md',
+      'backends/gke.yaml',
+      'backends/*.sh',
+    ],
     'diloco.experiments': ['README.md', 'tasks/*'],
   },
   ext_modules=[BLOCKS],
@@ -120,7 +122,6 @@ setuptools.setup(
     'cuda12': ['jax[cuda12]'],
     'cuda13': ['jax[cuda13]'],
     'data': DATA,
-    'tfds': TFDS,
     'gcs': GCS,
     'export': EXPORT,
     'launch': LAUNCH,

@@ -9,8 +9,7 @@ kind as well ('kill learner 1 at 0.33'), and so do the recorded faults of a run.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 # What a fault can befall.
 LEARNER = 'learner'
@@ -154,15 +153,10 @@ class FaultStage(Protocol):
     """Makes a learner's offers 'outliers' or 'unusable'."""
 
 
-Act = Callable[[FaultStage, Fault], None]
-
-
-def _nothing(stage: FaultStage, fault: Fault) -> None:
-  """A fault that needs no end."""
-
-
-def _mend(stage: FaultStage, fault: Fault) -> None:
-  stage.mend(fault.target)
+# What is called of a stage: the verb, and arguments after the target. A name
+# of `FIELDS` stands for that field of the fault.
+Call = tuple[Any, ...]
+FIELDS = 'ways', 'notice_s', 'jump_s'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,198 +166,162 @@ class Kind:
   Attributes:
     what: it in a few words, with its parameters.
     targets: which of the above it can befall.
-    verbs: of a `FaultStage`, that it needs.
     begin: performs it.
-    end: ends it, after its time.
+    end: ends it, after its time; (): it needs no end.
     hold_s: bounds of how long it lasts; (0, 0): it is a moment.
     one_way: it befalls one way of a link.
     counters: fields of `relay.WayCounts` of which one must have moved, or it
       did nothing.
     is_outage: True if its target's process ends.
-    touches: what of a run's verdict, or of the swarm's invariants, it may
-      change, in words.
   """
 
   what: str
   targets: tuple[str, ...]
-  verbs: tuple[str, ...]
-  begin: Act
-  end: Act = _nothing
+  begin: Call
+  end: Call = ()
   hold_s: tuple[float, float] = (0.0, 0.0)
+  _: dataclasses.KW_ONLY
   one_way: bool = False
   counters: tuple[str, ...] = ()
   is_outage: bool = False
-  touches: tuple[str, ...] = ('goodput',)
+
+  @property
+  def verbs(self) -> tuple[str, ...]:
+    """The verbs of a `FaultStage` that it needs."""
+    return (*self.begin[:1], *self.end[:1])
 
 
-DIED = ('goodput', 'tokens lost as it died')
-LATER = ('participation', 'tokens overwritten')
 HELD = ('held_bytes', 'held_connects')
+MEND = ('mend',)
 KINDS = {
   'kill': Kind(
     'kill -9 of a learner, the syncer or a shard',
     (LEARNER, SERVER),
     ('kill',),
-    lambda stage, fault: stage.kill(fault.target),
     is_outage=True,
-    touches=DIED,
   ),
   'kill_host': Kind(
     'kill -9 of one process of a learner of several hosts',
     (HOST,),
     ('kill',),
-    lambda stage, fault: stage.kill(fault.target),
     is_outage=True,
-    touches=DIED,
   ),
   'kill_donor': Kind(
     'kill -9 of the learner that gives a newcomer its state',
     (LEARNER,),
     ('kill_donor',),
-    lambda stage, fault: stage.kill_donor(fault.target),
     is_outage=True,
-    touches=DIED,
   ),
   'pause': Kind(
     'SIGSTOP, and SIGCONT later',
     (LEARNER, SERVER),
-    ('pause', 'go_on'),
-    lambda stage, fault: stage.pause(fault.target),
-    lambda stage, fault: stage.go_on(fault.target),
-    hold_s=(2.0, 6.0),
+    ('pause',),
+    ('go_on',),
+    (2.0, 6.0),
   ),
   'preempt': Kind(
     f'SIGTERM with {NOTICE_S:g} s of notice',
     (LEARNER,),
-    ('preempt',),
-    lambda stage, fault: stage.preempt(fault.target, fault.notice_s),
+    ('preempt', 'notice_s'),
     is_outage=True,
   ),
   'short_notice': Kind(
     'SIGTERM, and SIGKILL when the notice is over',
     (LEARNER,),
-    ('preempt_and_kill',),
-    lambda stage, fault: stage.preempt_and_kill(fault.target, fault.notice_s),
+    ('preempt_and_kill', 'notice_s'),
     is_outage=True,
-    touches=DIED,
   ),
   'cut': Kind(
     'a link that carries nothing',
     (LEARNER,),
-    ('cut', 'mend'),
-    lambda stage, fault: stage.cut(fault.target, WAYS),
-    _mend,
-    hold_s=(3.0, 8.0),
+    ('cut', 'ways'),
+    MEND,
+    (3.0, 8.0),
     counters=HELD,
-    touches=LATER,
   ),
   'cut_one_way': Kind(
     'a link that carries nothing one way',
     (LEARNER,),
-    ('cut', 'mend'),
-    lambda stage, fault: stage.cut(fault.target, fault.ways),
-    _mend,
-    hold_s=(3.0, 8.0),
+    ('cut', 'ways'),
+    MEND,
+    (3.0, 8.0),
     one_way=True,
     counters=HELD,
-    touches=LATER,
   ),
   'partition': Kind(
     'a learner that no process reaches, whose streams break',
     (LEARNER,),
     ('partition',),
-    lambda stage, fault: stage.partition(fault.target),
-    touches=LATER,
   ),
   'throttle': Kind(
     f'a link of {THROTTLED_SHARE:.0%} of its usual rate',
     (LEARNER,),
-    ('throttle', 'mend'),
-    lambda stage, fault: stage.throttle(fault.target),
-    _mend,
-    hold_s=(5.0, 10.0),
+    ('throttle',),
+    MEND,
+    (5.0, 10.0),
     counters=('throttled_bytes',),
-    touches=LATER,
   ),
   'delay': Kind(
     f'{DELAY_S[0] * 1000:.0f} to {DELAY_S[1] * 1000:.0f} ms more each way',
     (LEARNER,),
-    ('impair', 'mend'),
-    lambda stage, fault: stage.impair(fault.target, LATE),
-    _mend,
-    hold_s=(5.0, 10.0),
+    ('impair', LATE),
+    MEND,
+    (5.0, 10.0),
     counters=('delayed_bytes',),
-    touches=LATER,
   ),
   'loss': Kind(
     f'{LOSS:.0%} of the chunks stall as if lost, a few end their connection',
     (LEARNER,),
-    ('impair', 'mend'),
-    lambda stage, fault: stage.impair(fault.target, LOSSY),
-    _mend,
-    hold_s=(5.0, 10.0),
+    ('impair', LOSSY),
+    MEND,
+    (5.0, 10.0),
     counters=('stalls', 'resets'),
-    touches=LATER,
   ),
   'slow': Kind(
     f'a learner that slows down by a factor of {SLOWER:g}',
     (LEARNER,),
-    ('slow',),
-    lambda stage, fault: stage.slow(fault.target, True),
-    lambda stage, fault: stage.slow(fault.target, False),
-    hold_s=(6.0, 12.0),
+    ('slow', True),
+    ('slow', False),
+    (6.0, 12.0),
   ),
   'join': Kind(
     'a learner of a new id',
     (NEWCOMER,),
     ('join',),
-    lambda stage, fault: stage.join(fault.target),
-    touches=('participation',),
   ),
   'leave': Kind(
     f'a learner that leaves for good, with {NOTICE_S:g} s of notice',
     (MEMBER,),
-    ('dismiss',),
-    lambda stage, fault: stage.dismiss(fault.target, fault.notice_s),
+    ('dismiss', 'notice_s'),
     is_outage=True,
   ),
   'disk': Kind(
     'a disk that takes nothing more, of the syncer or a learner',
     (LEARNER, SERVER),
-    ('fill_disk',),
-    lambda stage, fault: stage.fill_disk(fault.target, True),
-    lambda stage, fault: stage.fill_disk(fault.target, False),
-    hold_s=(3.0, 6.0),
-    touches=('rounds closed',),
+    ('fill_disk', True),
+    ('fill_disk', False),
+    (3.0, 6.0),
   ),
   'lose_disk': Kind(
     'the folder of a dead syncer is gone, with its ledger',
     (SERVER,),
     ('lose_disk',),
-    lambda stage, fault: stage.lose_disk(fault.target),
-    touches=('tokens lost with the syncer',),
   ),
   'clock': Kind(
     'the clock of a learner, by which its next process is numbered, jumps',
     (LEARNER,),
-    ('set_clock',),
-    lambda stage, fault: stage.set_clock(fault.target, fault.jump_s),
+    ('set_clock', 'jump_s'),
     is_outage=True,
-    touches=DIED,
   ),
   'outlier': Kind(
     'offers whose norm is 1000 times the usual one',
     (LEARNER,),
-    ('spoil',),
-    lambda stage, fault: stage.spoil(fault.target, 'outliers'),
-    touches=('contributions refused',),
+    ('spoil', 'outliers'),
   ),
   'unusable': Kind(
     'offers of values that are not finite',
     (LEARNER,),
-    ('spoil',),
-    lambda stage, fault: stage.spoil(fault.target, 'unusable'),
-    touches=('contributions refused',),
+    ('spoil', 'unusable'),
   ),
 }
 
@@ -388,12 +346,19 @@ def begin(stage: FaultStage, fault: Fault) -> None:
     RefusedFault: it is of no kind that the stage performs.
   """
   check(stage, fault.kind)
-  KINDS[fault.kind].begin(stage, fault)
+  _call(stage, fault, KINDS[fault.kind].begin)
 
 
 def end(stage: FaultStage, fault: Fault) -> None:
   """Ends a fault that was performed."""
-  KINDS[fault.kind].end(stage, fault)
+  _call(stage, fault, KINDS[fault.kind].end)
+
+
+def _call(stage: FaultStage, fault: Fault, call: Call) -> None:
+  if call:
+    verb, *more = call
+    more = [getattr(fault, x) if x in FIELDS else x for x in more]
+    getattr(stage, verb)(fault.target, *more)
 
 
 def check(stage: type[FaultStage] | FaultStage, kind: str) -> None:

@@ -4,11 +4,11 @@
   python -m diloco.plan 5B --on=4xv5e-256 --gbps=2
 
 Answers at once, on one screen: whether a chip has room, suggested P, H, τ, K
-and grace window with the reasons, bytes, bandwidth needed, times, utilisation,
-goodput, memory of hosts, the syncer's machine. For any other hardware:
+and grace window with the reasons, bytes, bandwidth needed, times, goodput,
+memory of hosts, the syncer's machine. For any other hardware:
 
   python -m diloco.plan --params=12e9 --learners=4 --bandwidth_gbps=2 \\
-    --step_s=1.3 [--datacentres=4] [--chips=1200000] [--latency_s=0.05] …
+    --step_s=1.3 [--chips=1200000] [--latency_s=0.05] …
 
   python -m diloco.plan --config=experiments/recipe.py:scale=12b \\
     --topology=v5p-256 [--compiler=cpu]
@@ -27,7 +27,8 @@ from absl import flags
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.data.sources import IN_MEMORY
-from diloco.sizing import plan_text, planner
+from diloco.metrics.run_progress import ProgressLine
+from diloco.sizing import planner
 from diloco.sizing.planner import Situation
 
 NEEDED = {
@@ -37,18 +38,12 @@ NEEDED = {
   'step_s': 'Seconds that an inner step takes, such as 1.3.',
 }
 OTHERS = {
-  'datacentres': 'Data centres, each with a shard of the syncer; 1: the syncer '
-  'is in another one.',
   'chips': 'Chips of all learners; 0: nothing is said of failures.',
   'mtbi_days': 'Mean time between interruptions of a chip, in days.',
   'pause_s': 'Seconds that a reconfiguration of a learner takes.',
   'repair_s': 'Seconds until a lost slice, or a spare one, is there.',
   'codec': 'Codec in both directions: int1, int2, int4, int8, bf16 or f32.',
-  'block_size': 'Values that share one scale.',
-  'scale': 'Type of the scale of a block: bf16 or f32.',
   'latency_s': 'Seconds from a learner to the syncer, one way.',
-  'state_bytes_per_param': "Bytes of θ and the inner optimizer's state.",
-  'host_speed': 'Speed of hosts; 1: as those of sizing/host_speeds.json.',
   'hosts': 'Hosts of each learner, with equal parts of it.',
 }
 PARAMS = 'params'
@@ -106,20 +101,25 @@ def main(argv) -> int:
   """Prints the plan; 78 where a value is missing or makes no sense."""
   if config_flags.CONFIG in flags.FLAGS:
     return _of_config(argv[1:])
-  for line in plan_text.lines(planner.plan(_situation(argv[1:]))):
+  for line in planner.lines(planner.RunPlan(_situation(argv[1:]))):
     print(line)
   return 0
 
 
 def _of_config(rest) -> int:
-  """Plans for a learner of a configuration, on a slice."""
+  """Says what a learner of a configuration takes on a slice.
+
+  Returns:
+    The exit code: 1 where a learner does not fit, 78 where it makes no sense.
+  """
   problems = [f'{word!r}: this takes flags only' for word in rest]
   problems += [
     f'--{name}: is for a plan without --config'
     for name in (*NEEDED, *OTHERS, ON, STEP_TOKENS)
     if flags.FLAGS[name].present
   ]
-  if flags.FLAGS[config_flags.TOPOLOGY].value is None:
+  topology = flags.FLAGS[config_flags.TOPOLOGY].value
+  if topology is None:
     problems.append('--topology: is missing, such as --topology=v5p-256')
   if problems:
     raise ConfigError(problems)
@@ -128,9 +128,26 @@ def _of_config(rest) -> int:
   if source and source.takes_path and not config.data.path:
     config.data.path = 'unread'  # A plan needs no text.
   config = config_flags.load()
-  from diloco.sizing import dry_runs
+  compiler = flags.FLAGS[config_flags.COMPILER].value
+  # Not at the top: the other mode needs no jax.
+  from diloco.sizing import estimate
 
-  return dry_runs.run(config)
+  with ProgressLine() as line:
+    # The compiler does not say how far it is.
+    line.say(f'compiles a learner for {topology}: minutes for a large one')
+    try:
+      found = estimate.of_config(config, topology, compiler)
+    except estimate.NoCompiler as error:
+      raise ConfigError([f'--compiler={compiler}: {error}']) from None
+    except estimate.DoesNotFit as error:
+      line.stay(
+        f'error: it does not fit: {error}; more chips, a larger '
+        "inner.accumulate or model.remat='full' take less of each"
+      )
+      return 1
+  for line in estimate.lines(found):
+    print(line)
+  return 0 if found.fits else 1
 
 
 def _situation(rest) -> Situation:

@@ -3,7 +3,7 @@
 
   python -m diloco.simulate --config=experiments/NAME.py[:quicktest] \\
     [--config.study.seeds=5 ...] [--outdir=DIR]
-  python -m diloco.simulate --replay=RUN [--calibration=RUN] [--seeds=8]
+  python -m diloco.simulate --replay=RUN [--seeds=8]
 
 The second takes the kills of a real run's folder and predicts its goodput.
 Tables go to standard output, progress to standard error, CSV, JSON and a page
@@ -20,7 +20,6 @@ from absl import flags as absl_flags
 
 from diloco.config import flags, simulation
 from diloco.config.sections import ConfigError
-from diloco.fleets.failures import TraceError
 from diloco.metrics.run_progress import ProgressLine
 from diloco.pages import page, terminal
 from diloco.pages.parts import ReportPage
@@ -36,8 +35,6 @@ def define_flags() -> None:
   said = f'Folder of the report; {PARENT}/NAME unless given.'
   absl_flags.DEFINE_string('outdir', None, said)
   absl_flags.DEFINE_string('replay', None, 'Folder of a run that was made.')
-  said = 'Folder of another run, whose speeds --replay takes.'
-  absl_flags.DEFINE_string('calibration', None, said)
   said = 'Predictions of --replay.'
   absl_flags.DEFINE_integer('seeds', 8, said, lower_bound=1)
 
@@ -69,21 +66,13 @@ def main(argv) -> int:
 def _study(config, say) -> ReportPage:
   study = importlib.import_module(f'diloco.studies.{config.study.kind}')
   again = shlex.join(['python', '-m', 'diloco.simulate', *flags.arguments()])
-  try:
-    return dataclasses.replace(study.report(config, say), command=again)
-  except (TraceError, FileNotFoundError) as error:
-    raise ConfigError([f'failures.trace: {error}']) from None
+  return dataclasses.replace(study.report(config, say), command=again)
 
 
 def _replay(say) -> ReportPage:
-  run, other = absl_flags.FLAGS.replay, absl_flags.FLAGS.calibration
+  run = pathlib.Path(absl_flags.FLAGS.replay)
   try:
-    return report.report(
-      pathlib.Path(run),
-      absl_flags.FLAGS.seeds,
-      say,
-      pathlib.Path(other) if other else None,
-    )
+    return report.report(run, absl_flags.FLAGS.seeds, say)
   except NotPredictable as error:
     raise ConfigError([f'--replay: {error}']) from None
 

@@ -2,11 +2,11 @@
 """Prints the event tape of a run as a timeline: python -m diloco.tape RUN
 
   python -m diloco.tape RUN [--learner=1] [--from_s=60] [--to_s=90] \\
-    [--kind=round,lost] [--nosummary]
+    [--kind=round,lost]
 
-A round's row: fragment p, version v, global step t; for each learner its
-weight and how long its offer had waited (* is against an older base, · is not
-merged); why the window ended. Steps at which a learner offers and takes in
+A round's row: fragment p, version v, global step t; for each learner that was
+merged its weight and how long its offer had waited (* is against an older
+base); why the window ended. Steps at which a learner offers and takes in
 fragments are shown with --learner, or where --kind asks for them.
 """
 
@@ -18,7 +18,7 @@ from absl import flags
 from diloco.config import flags as config_flags
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.workdir import Workdir
-from diloco.replay import timeline, timeline_text
+from diloco.replay import timeline
 from diloco.run.event_log import read_tapes
 
 _LEARNER = flags.DEFINE_integer(
@@ -29,7 +29,6 @@ _TO_S = flags.DEFINE_float('to_s', math.inf, 'Seconds from the start.')
 _KIND = flags.DEFINE_list(
   'kind', [], 'Only these, such as round, lost, joined, snapshot.'
 )
-_SUMMARY = flags.DEFINE_bool('summary', True, 'Shows the summary at the end.')
 
 
 def main(argv) -> int:
@@ -43,12 +42,10 @@ def main(argv) -> int:
       _TO_S.value,
       frozenset(_KIND.value),
     )
-  for row in timeline_text.timeline(shown, timeline_text.learner_ids(tapes)):
+  for row in timeline.text(shown):
     print(row)
-  if _SUMMARY.value:
-    print()
-    for row in timeline_text.summary(tapes):
-      print(row)
+  for path in tapes.torn:
+    print(f'{path}: the last line is torn, left out')
   return 0
 
 

@@ -15,8 +15,7 @@ from experiments import recipe, study
 DEATHS = {'lab.mtbf_steps': 120.0, 'lab.away_steps': 20.0}
 
 
-def get_config(arg=None):
-  return study.config_of('baselines', arg)
+get_config = study.base('baselines')
 
 
 def systems():

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How is a run set up that trains on C4, in word pieces read from files?
 
-The recipe at a scale of `scales.py` on TFDS's c4/en, with that dataset's own
-validation split held out. Documents are read by number and tokenised as they
-are needed. This takes an index, which is built once (`diloco.index_data`, on as
-many machines as share `data.index_path`). Tokens written by
+The recipe at a scale of `scales.py` on TFDS's c4/en in ArrayRecord, with its
+own validation split held out. Documents are read by number and tokenised as
+they are needed. This takes an index, which is built once (`diloco.index_data`,
+on as many machines as share `data.index_path`). Tokens written by
 `diloco.write_records` need neither the index nor a tokenizer in the step.
 
 Command: python -m launch.local --config=experiments/c4.py --workdir=DIR \\
-  --config.data.path=gs://BUCKET/c4/en/3.0.1 \\
-  --config.data.heldout_path=gs://BUCKET/c4/en/3.0.1#validation \\
+  --config.data.path='gs://BUCKET/c4/en/3.0.1/c4-train*' \\
+  --config.data.heldout_path='gs://BUCKET/c4/en/3.0.1/c4-validation*' \\
   --config.data.tokenizer=sentencepiece:FILE
 Hardware: devices as the scale's mesh says, per learner. Wall time and result:
   TBD, filled in from the first run.
@@ -30,9 +30,9 @@ def get_config(config, args):
   scales.apply(config, args.scale)
   config.model.vocab = VOCAB
   config.data.update(
-    source='tfds',
-    path=PATH,
-    heldout_path=f'{PATH}#validation',
+    source='array_record',
+    path=f'{PATH}/c4-train.array_record*',
+    heldout_path=f'{PATH}/c4-validation.array_record*',
     tokenizer='sentencepiece:/data/spiece.model',
     threads=4,
   )

@@ -9,9 +9,7 @@ Look at: the loss against data-parallel by H and by P.
 
 from experiments import study
 
-
-def get_config(arg=None):
-  return study.config_of('cadence', arg)
+get_config = study.base('cadence')
 
 
 def sweep(add):

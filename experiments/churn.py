@@ -19,8 +19,7 @@ LOST = 12.0  # Steps of a dying learner that are lost with it: H/2.
 TWIN = 'no failures'
 
 
-def get_config(arg=None):
-  return study.config_of('churn', arg)
+get_config = study.base('churn')
 
 
 def sweep(add):

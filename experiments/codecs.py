@@ -9,9 +9,7 @@ Look at: the loss against data-parallel by codec.
 
 from experiments import study
 
-
-def get_config(arg=None):
-  return study.config_of('codecs', arg)
+get_config = study.base('codecs')
 
 
 def sweep(add):

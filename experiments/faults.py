@@ -12,13 +12,6 @@ syncer is away, and the time until the next merge.
 Command: python -m launch.local --config=experiments/faults.py:chaos
   --workdir=DIR, six kills in one run, which the simulator then predicts:
   python -m diloco.simulate --replay=DIR
-Hardware: 2 CPU cores. Wall time: 75 s.
-Result, measured fault by fault with 0.1.0, the worst of three: longest stall of
-  the others' steps, a learner killed 22 ms, the syncer killed 40 ms, a learner
-  stopped 31 ms (no fault 31 ms). Goodput while the syncer is away: 8.2 points
-  higher, then 3.3 lower. From "listens" to the next merge: 0.8 s. While a
-  learner is stopped: at most 1.04 s without a merge. Versions rise by one,
-  always.
 Variants: faults.py:quicktest, faults.py:learners=2, faults.py:steps=2000,
   faults.py:chaos.
 """

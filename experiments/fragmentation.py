@@ -10,9 +10,7 @@ Look at: the loss against data-parallel by way of cutting.
 
 from experiments import study
 
-
-def get_config(arg=None):
-  return study.config_of('fragmentation', arg)
+get_config = study.base('fragmentation')
 
 
 def sweep(add):

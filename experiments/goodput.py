@@ -2,30 +2,20 @@
 """Which share of a large fleet's time goes into training while chips fail?
 
 A simulation of the paper's Table 1: 150 thousand to 2.4 million chips, each
-interrupted once a year; data-parallel with and without elasticity, synchronous
-and streaming DiLoCo, and Decoupled DiLoCo with 2 to 16 learners, all on the
-same failures, in three ways to recover from a lost slice: `wait`, which a
-launch does today, `restart`, and `elastic`, the paper's, which is not built. A
-pause of 13.7 s and a wait of 80 s are fitted to that table as a whole; nothing
-is fitted to a single cell. A step takes 8 s, so that the same work covers eight
-times as many failures as with steps of 1 s: goodput hardly depends on it, but
-for `restart`, which loses 2.75 steps each time.
+interrupted once a year; data-parallel with and without elasticity, and
+Decoupled DiLoCo with 2 to 16 learners, all on the same failures, in three ways
+to recover from a lost slice: `wait`, which a launch does today, `restart`, and
+`elastic`, the paper's, which is not built. A pause of 13.7 s and a wait of 80 s
+are fitted to that table as a whole; nothing is fitted to a single cell. A step
+takes 8 s, so that the same work covers eight times as many failures as with
+steps of 1 s: goodput hardly depends on it, but for `restart`, which loses 2.75
+steps each time.
 
 Look at: goodput by system, recovery and fleet size, next to the paper's.
 
 Command: python -m diloco.simulate --config=experiments/goodput.py
-Hardware: 1 CPU core of two that were shared. Wall time: 39 minutes next to
-  seven other jobs; some 10 minutes of CPU (three times 198 s).
-Result of three seeds: at 1.2 M chips 24.5 % for data-parallel without
-  elasticity, 55.6 % elastic, for Decoupled DiLoCo with M = 8 71.5 ± 0.6 %
-  (`wait`), 72.9 ± 1.0 (`restart`) and 88.9 ± 0.5 (`elastic`), uptime 100.0 %
-  (paper: 27, 58; 88 and 100 elastic). Over the paper's 20 cells 1.3 points
-  off on average (closed form: 1.2), at most 3.8 (data-parallel, 2.4 M chips:
-  14.2, paper 18); of the others 3.7 (M = 4, 2.4 M chips: 69.3 ± 0.3, paper 73).
 Variants: goodput.py:quicktest (a few seconds), goodput.py:step_s=1.0,
-  --config.failures.recovery=wait for one of the three,
-  --config.failures.trace=cluster.csv --config.fleet.chips=4096 for the failures
-  of a cluster of your own (columns: diloco/fleets/failures.py).
+  --config.failures.recovery=wait for one of the three.
 """
 
 from experiments import common

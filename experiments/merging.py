@@ -20,8 +20,7 @@ RULES = {
 }
 
 
-def get_config(arg=None):
-  return study.config_of('merging', arg)
+get_config = study.base('merging')
 
 
 def sweep(add):

@@ -17,7 +17,7 @@ TOP_K = 2
 
 
 def get_config(arg=None):
-  config = study.config_of('moe', arg)
+  config = study.base('moe')(arg)
   if config.model.kind != 'moe':  # As it is at the scale of that name.
     config.model.update(
       kind='moe', d_ff=config.model.d_ff // TOP_K, experts=8, top_k=TOP_K

@@ -13,8 +13,7 @@ from experiments import recipe, scales, study
 SETTINGS = ((1.0, 0.0), (0.4, 0.8), (0.6, 0.7), (0.6, 0.85), (0.7, 0.9))
 
 
-def get_config(arg=None):
-  return study.config_of('outer', arg)
+get_config = study.base('outer')
 
 
 def sweep(add):

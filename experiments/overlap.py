@@ -15,8 +15,7 @@ from experiments import study
 AXIS = 'τ, inner steps'
 
 
-def get_config(arg=None):
-  return study.config_of('overlap', arg)
+get_config = study.base('overlap')
 
 
 def sweep(add):

@@ -14,7 +14,7 @@ other scales stand in `scales.py`, their steps are their token budget's.
 """
 
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import ml_collections
 
@@ -26,9 +26,9 @@ BASE = 'decoupled'  # The variant with nothing changed.
 DATA_PARALLEL = 'data-parallel'
 
 
-def config_of(name: str, arg: str | None) -> ml_collections.ConfigDict:
-  """The unchanged variant of the study of that name."""
-  return scales.scaled(name, arg, SEQUENCES, STEPS)
+def base(name: str) -> Callable[..., ml_collections.ConfigDict]:
+  """Returns `get_config(arg)` of the study of that name, nothing changed."""
+  return lambda arg=None: scales.scaled(name, arg, SEQUENCES, STEPS)
 
 
 def add_variants(

@@ -10,9 +10,7 @@ Look at: loss, participation and merged tokens together.
 
 from experiments import study
 
-
-def get_config(arg=None):
-  return study.config_of('unequal', arg)
+get_config = study.base('unequal')
 
 
 def sweep(add):

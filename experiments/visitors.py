@@ -16,8 +16,7 @@ STEADY = VISITORS = 4
 HALVES = {'first half': (0.0, 0.5), 'second half': (0.5, 1.0)}
 
 
-def get_config(arg=None):
-  return study.config_of('visitors', arg)
+get_config = study.base('visitors')
 
 
 def sweep(add):

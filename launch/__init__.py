@@ -10,7 +10,6 @@ elsewhere too.
   program      the roles of a run, and its processes here
   local        the command for one machine; `session` is one run of it
   train        the same on a text of one's own
-  newcomers    learners of a local run, added and removed
   preflight    what a run here would fail of; `epochs`: of its text
   chips        which of this machine's accelerators its learners get
   real_sweep   the runs of a sweep, one after the other

@@ -304,9 +304,7 @@ def dealt(
   evaluate = dataclasses.replace(
     whole.evaluate, own_environments=first.own_environments[:1]
   )
-  return dataclasses.replace(
-    whole, roles=tuple(roles), evaluate=evaluate, newcomer=None
-  )
+  return dataclasses.replace(whole, roles=tuple(roles), evaluate=evaluate)
 
 
 def _too_few(each: int, learners: int, found: LocalDevices) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from diloco.config import hardware
-from diloco.config.hardware import TOPOLOGIES, V5E, V5P, V6E, Topology
+from diloco.config.hardware import TOPOLOGIES, Topology
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
@@ -46,41 +46,24 @@ COORDINATOR_PORT = 8476  # Of a learner's first host; also JAX's own choice.
 UNPLANNED = 4, 16, 50
 
 
-# What a learner can run on, and what each is called by GKE and on a VM.
-#
-# Chips and hosts of TPU slices stand in `diloco/config/hardware.py`.
-
-
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-  """The machines of one learner; the last three are empty for CPU and GPU."""
+  """The machines of one learner."""
 
   name: str
   hosts: int
   chips_per_host: int
-  topology: str = ''  # As GKE writes it.
-  gke_label: str = ''  # Of the node pool.
-  runtime_version: str = ''  # Of a TPU VM.
+  slice: Topology | None = None  # None: no TPU.
 
   @property
   def is_tpu(self) -> bool:
-    return bool(self.topology)
+    return self.slice is not None
 
 
-# GKE label, runtime version.
-_FAMILIES = {
-  V5E: ('tpu-v5-lite-podslice', 'v2-alpha-tpuv5-lite'),
-  V5P: ('tpu-v5p-slice', 'v2-alpha-tpuv5'),
-  V6E: ('tpu-v6e-slice', 'v2-alpha-tpuv6e'),
+TPUS = {
+  name: Accelerator(name, each.hosts, each.chips_per_host, each)
+  for name, each in TOPOLOGIES.items()
 }
-
-
-def _tpu(of: Topology) -> Accelerator:
-  sizes = of.hosts, of.chips_per_host, of.shape
-  return Accelerator(of.name, *sizes, *_FAMILIES[of.chip])
-
-
-TPUS = {name: _tpu(each) for name, each in TOPOLOGIES.items()}
 NAMES = (CPU, GPU, *TPUS)
 
 
@@ -281,22 +264,13 @@ def launch(
   """
   name = asked.run_name or config.name
   chosen = accelerator(asked.accelerator, asked.gpus_per_host, asked.hosts)
-  if problems := [
-    *_wrong_name(name),
-    *_wrong_numbers(asked, config.data.shards),
-    *_wrong_metrics_port(config, asked),
-    *_wrong_capacity(asked),
-    *_wrong_mesh(config, chosen),
-    *_wrong_access(config, asked),
-    *_wrong_hosts(chosen, asked),
-  ]:
+  if problems := [*_problems(config, asked, name, chosen)]:
     raise ConfigError(problems)
-  machine = _syncer_machine(config)
-  cpus, memory_gib, disk_gib = (
-    (machine.cpus, machine.memory_gib, machine.disk_gib)
-    if machine
-    else UNPLANNED
-  )
+  planned = _syncer_machine(config)
+  cpus, memory_gib, disk_gib = UNPLANNED
+  if planned:
+    cpus, memory_gib = planned.cpus, planned.memory_gib
+    disk_gib = planned.disk_gib
   syncer_place = Resources(
     accelerator(CPU),
     asked.syncer_cpus or cpus,
@@ -392,53 +366,44 @@ def only(whole: JobSpec, learner: int) -> Task:
   return whole.learners[learner]
 
 
-def _wrong_name(name: str):
+def _problems(
+  config: RunConfig, asked: JobOptions, name: str, chosen: Accelerator
+) -> Iterator[str]:
+  """Yields why a launch is impossible as it is asked for."""
   if not _NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
     yield (
       f'--run_name={name}: must be a name of RFC 1123: at most '
       f'{NAME_CHARACTERS_MAX} of a-z, 0-9 and -, a letter first, no - last'
     )
-
-
-def _wrong_numbers(asked: JobOptions, learners_max: int):
-  at_first = asked.learners_at_first
   if not asked.workdir.startswith('/'):
     yield f'--workdir={asked.workdir}: must be absolute, on other machines'
   if not 0 < asked.port < 65536:
     yield f'--port={asked.port}: must be in 1 … 65535'
   sizes = 'syncer_cpus', 'syncer_memory_gib', 'storage_gib'
-  for name in ('restarts_max', *sizes):
-    if getattr(asked, name) < 0:
-      yield f'--{name}={getattr(asked, name)}: must not be negative'
-  if at_first is not None and not 0 < at_first <= learners_max:
+  for field in ('restarts_max', *sizes):
+    if getattr(asked, field) < 0:
+      yield f'--{field}={getattr(asked, field)}: must not be negative'
+  at_first, ids = asked.learners_at_first, config.data.shards
+  if at_first is not None and not 0 < at_first <= ids:
     yield (
-      f'--learners_at_first={at_first}: must be in 1 … {learners_max} '
+      f'--learners_at_first={at_first}: must be in 1 … {ids} '
       '(config.data.shards)'
     )
   if asked.notice_s < 1:
     yield f'--notice_s={asked.notice_s}: must be a second at least'
-
-
-def _wrong_metrics_port(config: RunConfig, asked: JobOptions):
-  """Each role has a port: syncer, evaluator, other shards, learners."""
-  largest = 65535 - config.syncer.shards - config.data.shards
+  # Each role has one: syncer, evaluator, other shards, learners.
+  largest = 65535 - config.syncer.shards - ids
   if asked.metrics_port > largest:
     yield (
       f'--metrics_port={asked.metrics_port}: each role has a port of its own '
       f'from there on; must be at most {largest}'
     )
-
-
-def _wrong_capacity(asked: JobOptions):
   if (asked.capacity == RESERVATION) != bool(asked.reservation):
     yield (
       f'--capacity={asked.capacity}, --reservation={asked.reservation}: a '
       'reservation needs its name, and the others have none'
     )
-
-
-def _wrong_mesh(config: RunConfig, chosen: Accelerator):
-  """JAX has one device for a chip, and one for all CPU cores."""
+  # JAX has one device for a chip, and one for all CPU cores.
   devices = chosen.hosts * max(chosen.chips_per_host, 1)
   if config.mesh.devices != devices:
     yield (
@@ -446,40 +411,37 @@ def _wrong_mesh(config: RunConfig, chosen: Accelerator):
       f'and config.mesh asks for {config.mesh.devices}; such as '
       f'--config.mesh.fsdp={devices}'
     )
+  if not asked.insecure:
+    yield from _open_doors(config, asked, chosen)
 
 
-def _wrong_access(config: RunConfig, asked: JobOptions):
+def _open_doors(
+  config: RunConfig, asked: JobOptions, chosen: Accelerator
+) -> Iterator[str]:
   """Yields what the processes would refuse later on their own machines."""
-  if not (asked.knows_peers or asked.insecure):
+  if not asked.knows_peers:
     yield (
       'other machines could connect without proving who they are; give '
       '--tls_ca, --tls_cert and --tls_key, or --token_file, or on a private '
       'network --insecure'
     )
   plane = config.transport.data_plane
-  if not planes.PLANES[plane].guarded and not (
-    asked.transfer_fenced or asked.insecure
-  ):
+  if not (planes.PLANES[plane].guarded or asked.transfer_fenced):
     yield (
       f'config.transport.data_plane={plane}: accepts every connection to its '
       'ports; give --transfer_fenced behind a firewall, or '
       f'--config.transport.data_plane={" or ".join(planes.GUARDED)}'
     )
-
-
-def _wrong_hosts(chosen: Accelerator, asked: JobOptions):
-  """The ports of a learner's own hosts: likewise."""
-  if chosen.hosts == 1 or asked.insecure:
-    return
-  if not asked.has_token:
+  several = (
+    f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner'
+  )
+  if chosen.hosts > 1 and not asked.has_token:
     yield (
-      f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner '
-      'know each other by the token; give --token_file, or on a private '
-      'network --insecure'
+      f'{several} know each other by the token; give --token_file, or on a '
+      'private network --insecure'
     )
-  if not asked.transfer_fenced:
+  if chosen.hosts > 1 and not asked.transfer_fenced:
     yield (
-      f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner '
-      'are joined by jax.distributed, which accepts every connection to its '
-      'ports; give --transfer_fenced behind a firewall'
+      f'{several} are joined by jax.distributed, which accepts every '
+      'connection to its ports; give --transfer_fenced behind a firewall'
     )

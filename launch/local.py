@@ -22,6 +22,7 @@ configured; 1: it failed; 130, 143: Ctrl-C, SIGTERM.
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import os
 import pathlib
@@ -41,8 +42,8 @@ from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.status import read_status
 from diloco.metrics.workdir import Workdir
-from diloco.sweeps import sweep_flags
-from launch import chips, epochs, preflight, session
+from diloco.sweeps import making
+from launch import chips, epochs, preflight, progress, session
 from launch import program as launch_program
 from launch.chips import LocalDevices
 from launch.preflight import check_metrics_ports, free_address
@@ -70,37 +71,28 @@ def occupy(
     ConfigError: the folder is in use, or holds something else: another run,
       one that is over, or no run at all.
   """
-  workdir = Workdir(root)
+  workdir, flag = Workdir(root), f'--workdir={root}'
   if root.exists() and not root.is_dir():
-    raise ConfigError([f'--workdir={root}: is a file, give a folder'])
-  try:
+    raise ConfigError([f'{flag}: is a file, give a folder'])
+  with flags.refusing(OSError, flag=f'{flag}: no run can be kept there'):
     root.mkdir(parents=True, exist_ok=True)
     found = {path.name for path in root.iterdir()}
-  except OSError as error:
-    raise ConfigError(
-      [f'--workdir={root}: no run can be kept there: {error}']
-    ) from None
-  if foreign := sorted(n for n in found if not Workdir.owns(n)):
-    raise ConfigError(
-      [
-        f'--workdir={root}: holds {foreign[0]!r}, which is not of a run; give '
-        'an empty folder or one that does not exist'
-      ]
-    )
-  try:
+    if foreign := sorted(n for n in found if not Workdir.owns(n)):
+      raise ConfigError(
+        [
+          f'{flag}: holds {foreign[0]!r}, which is not of a run; give an empty '
+          'folder or one that does not exist'
+        ]
+      )
     lock = workdir.lock.open('ab')
-  except OSError as error:
-    raise ConfigError(
-      [f'--workdir={root}: no run can be kept there: {error}']
-    ) from None
   try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:
     lock.close()
     raise ConfigError(
       [
-        f'--workdir={root}: another launcher is running there; wait for it or '
-        'give another folder'
+        f'{flag}: another launcher is running there; wait for it or give '
+        'another folder'
       ]
     ) from None
   held = found - {workdir.lock.name}
@@ -109,8 +101,8 @@ def occupy(
     lock.close()
     raise ConfigError(
       [
-        f'--workdir={root}: {reason}; give another folder, or --overwrite to '
-        'remove that run'
+        f'{flag}: {reason}; give another folder, or --overwrite to remove that '
+        'run'
       ]
     )
   if overwrite or reason:
@@ -239,8 +231,7 @@ def define_flags() -> None:
   absl_flags.DEFINE_integer(
     'page_port',
     0,
-    "Port of the page; 0: any free one. On GKE, of the syncer's pod, for all "
-    'that reach it; 0: none.',
+    'Port of the page; 0: any free one.',
     0,
     65535,
   )
@@ -397,44 +388,37 @@ def begin(
 
   A run that goes on has some faults behind it, and perhaps all of its steps.
   """
-  trains = True
+  say, trains = functools.partial(progress.say, console), True
   if found := accelerators(config):
-    line = chips.chips_of(parts, found)
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(chips.chips_of(parts, found))
   if goes_on:
-    console.print(
-      f'goes on with the run in {workdir.root}', markup=False, highlight=False
-    )
+    say(f'goes on with the run in {workdir.root}')
     planned = still_due(planned, config, workdir)
     trains = not lacks_evaluation(workdir, config)
     if trains:  # There it is if the run was over: now it is longer.
       workdir.summary.unlink(missing_ok=True)
     workdir.evaluation.unlink(missing_ok=True)
     workdir.result.unlink(missing_ok=True)
-  if trains:
-    if said := epochs.line(config):
-      console.print(said, markup=False, highlight=False, soft_wrap=True)
-    console.print(
-      f'the syncer listens at {address}', markup=False, highlight=False
-    )
-    if parts.roles[0].metrics_port:
-      line = launch_program.metrics_line(parts)
-      console.print(line, markup=False, highlight=False, soft_wrap=True)
-  else:
-    said = 'all steps are made, the evaluation is not'
-    console.print(said, markup=False, highlight=False)
+  if not trains:
+    say('all steps are made, the evaluation is not')
+    return planned, trains
+  if read := epochs.line(config):
+    say(read)
+  say(f'the syncer listens at {address}')
+  if parts.roles[0].metrics_port:
+    say(launch_program.metrics_line(parts))
   return planned, trains
 
 
 if __name__ == '__main__':
   define_flags()
-  sweep_flags.define()
+  making.define_flags()
   flags.define_short_flags()
-  sys.argv = flags.in_full(sweep_flags.spelled_out(sys.argv))
+  sys.argv = flags.in_full(making.spelled_out(sys.argv))
 
   def main_or_sweep(argv) -> int:
     """Makes the run, or the sweep, that the flags ask for."""
-    if not sweep_flags.is_asked():
+    if not making.is_asked():
       return main(argv)
     # Only now: it imports SciPy.
     from launch import real_sweep

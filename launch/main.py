@@ -22,8 +22,7 @@ from absl import flags as absl_flags
 from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.metrics.workdir import Workdir
-from launch import job, local, newcomers
+from launch import job, local
 from launch.backends import BACKENDS
 from launch.backends.base import Backend, CommandFailed, check_evaluator
 from launch.job import CONTAINERS, CPU, GPU, SECRET_FOLDER, JobOptions, JobSpec
@@ -39,7 +38,8 @@ TARGETS = (LOCAL, *BACKENDS)
 IN_CONTAINERS = tuple(n for n, b in BACKENDS.items() if CONTAINERS in b.TRAITS)
 # Flags of launch.local that say nothing elsewhere.
 LOCAL_ONLY = {
-  *('overwrite', 'cpu_devices', 'chips_per_learner', 'device_root', 'page'),
+  *('overwrite', 'cpu_devices', 'chips_per_learner', 'device_root'),
+  *('page', 'page_port'),
 }
 _DEFINE = {
   str: absl_flags.DEFINE_string,
@@ -67,7 +67,7 @@ def _takers() -> dict[str, tuple[str, ...]]:
   for target, backend in BACKENDS.items():
     for name in options_of(backend):
       found[name] = (*found.get(name, ()), target)
-  return {**found, 'page_port': (LOCAL, *found['page_port'])}
+  return found
 
 
 def define_flags() -> None:
@@ -102,7 +102,7 @@ def read_launch(config: RunConfig) -> JobSpec:
     raise ConfigError(problems)
   path = pathlib.Path(flags.config_file())
   arguments = flags.arguments()
-  if given.to in IN_CONTAINERS:  # The file goes along.
+  if given.to in IN_CONTAINERS and path.is_file():  # It goes along.
     arguments[0] = arguments[0].replace(
       str(flags.config_file()), f'{job.CONFIG_FOLDER}/{path.name}', 1
     )
@@ -121,7 +121,7 @@ def read_launch(config: RunConfig) -> JobSpec:
   return job.launch(
     config,
     arguments,
-    (path.name, path.read_text()),
+    (path.name, path.read_text() if path.is_file() else ''),
     flags.access_arguments(),
     flags.log_arguments(),
     asked,
@@ -214,6 +214,13 @@ def main(argv) -> int:
       raise ConfigError([f'{" ".join(argv[1:])}: must be one of {known}'])
     if (given.learner is not None) != (command in (ADD, REMOVE)):
       raise ConfigError(['--learner: is for add-learner and remove-learner'])
+    if command != START and given.to == LOCAL:
+      raise ConfigError(
+        [
+          f'{command}: is for --to={" or --to=".join(BACKENDS)}; here another '
+          'learner is started by hand: docs/one_machine.md'
+        ]
+      )
     staying = [name for name, kind in BACKENDS.items() if kind.STAYS]
     if command == WATCH and given.to not in staying:
       raise ConfigError([f'watch: is for --to={" or --to=".join(staying)}'])
@@ -221,8 +228,6 @@ def main(argv) -> int:
       return perform(command, config, say)
     if problems := [*wrong_for_target()]:
       raise ConfigError(problems)
-    if command != START:
-      return _ask_here(command, config, say)
     if given.dry_run:
       local.show_processes(config, say)
       return 0
@@ -233,21 +238,6 @@ def main(argv) -> int:
     print('stopped by SIGINT; what was started goes on', file=sys.stderr)
     return 130
   return local.main(argv[:1])
-
-
-def _ask_here(
-  command: str, config: RunConfig, say: Callable[[str], None]
-) -> int:
-  """Has the launcher of a local run add or remove a learner."""
-  given = absl_flags.FLAGS
-  if given.dry_run:
-    raise ConfigError([f'--dry_run: is not for {command} --to=local'])
-  is_new = given.learner >= config.protocol.learners
-  if command == ADD and is_new and local.accelerators(config):
-    raise ConfigError([f'--learner={given.learner}: {newcomers.NO_PLACE}'])
-  request = newcomers.Request(given.learner, joins=command == ADD)
-  workdir = Workdir(pathlib.Path(given.workdir))
-  return newcomers.ask(config, workdir, request, say)
 
 
 if __name__ == '__main__':

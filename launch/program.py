@@ -249,7 +249,7 @@ class Program:
   roles: tuple[Role, ...]
   evaluate: Role
   environment: tuple[tuple[str, str], ...]  # Added to every process's.
-  # Makes the role of a learner beyond M; None: there is no place for one.
+  # Makes the role of a learner beyond M.
   newcomer: Callable[[int], Role] | None = None
 
 
@@ -297,7 +297,8 @@ def program(
       leave_s=kind.leave_s,
       hosts=each.hosts,
       environment=each.environment,
-      metrics_port=first_port and metrics_port(config, first_port, task, hosts),
+      metrics_port=first_port
+      and metrics_port(first_port, task, config.syncer.shards, hosts),
     )
 
   possible = {task.learner: task for task in found if task.kind == LEARNER}

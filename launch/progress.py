@@ -18,16 +18,19 @@ from diloco.metrics.workdir import Workdir, learner_name
 from diloco.pages import text_tables
 from launch import exit_policy
 from launch.exit_policy import RUNNING
+from launch.program import LEARNER
 from launch.supervisor import ProcessState
 
 TABLE_EVERY_S = 0.5
 LINE_EVERY_S = 5.0
+COMPILING = 'compiling'
 LINE_MAX = 120  # Characters of a line in a log.
 WIDE = 110  # Columns of a terminal that has room for `figures.WIDE`.
 STYLES = {
   status.LIVE: 'green',
   RUNNING: 'green',
   status.JOINING: 'yellow',
+  COMPILING: 'yellow',
   exit_policy.WAITING: 'yellow',
   status.GONE: 'red',
   exit_policy.DEAD: 'bold red',
@@ -35,6 +38,11 @@ STYLES = {
   status.LEFT: 'dim',
   exit_policy.FINISHED: 'dim',
 }
+
+
+def say(console: rich.console.Console, text: str) -> None:
+  """Prints a line as it is, however long."""
+  console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Display:
@@ -71,7 +79,7 @@ class Display:
 
   def say(self, line: str) -> None:
     """Prints one permanent line, above the table."""
-    self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+    say(self._console, line)
 
   def update(
     self, status: RunStatus | None, processes: Sequence[ProcessState]
@@ -201,6 +209,8 @@ def headlines(
   """
   if status is None:
     return ['  '.join(['starting', *([times] if times else [])])]
+  if status.elapsed_s is None:  # No learner is ready yet.
+    return ['  '.join([status.run, COMPILING, *([times] if times else [])])]
   parts = [status.run]
   for figure in figures.shown(figures.RUN, *_surfaces(width)):
     if figure.name == 'elapsed_s':
@@ -225,10 +235,16 @@ def _row(
 
 
 def _state(process: ProcessState, learner: LearnerStatus | None) -> str:
-  """The syncer's word for a learner, unless its process does not run."""
-  if process.state == RUNNING and learner is not None:
+  """The syncer's word for a learner, unless its process does not run.
+
+  One that has not said hello since its start compiles its programs.
+  """
+  if process.state != RUNNING or not process.name.startswith(LEARNER):
+    return process.state
+  if learner is not None and learner.state in (status.LIVE, status.JOINING):
     return learner.state
-  return process.state
+  hellos = (learner.incarnations or 0) if learner else 0
+  return COMPILING if process.starts > hellos else learner.state
 
 
 def report(

@@ -16,7 +16,7 @@ from absl import flags as absl_flags
 from diloco.config import lab_section
 from diloco.config.sections import ConfigError
 from diloco.metrics.run_progress import ProgressLine
-from diloco.sweeps import making, recorded_result, sweep, variant_configs
+from diloco.sweeps import making, recorded_result, sweep
 from diloco.sweeps.making import Sweep, SweepRun
 from diloco.sweeps.sweep import BadResult
 from launch import local, preflight, session
@@ -133,7 +133,7 @@ def _check(run: SweepRun) -> None:
   address = free_address(transport.host, transport.port)
   local.read_program(config, run.workdir, address, run.arguments)
   # One that is over was compared with its configuration before.
-  if run.workdir.root.exists() and not variant_configs.is_over(run.workdir):
+  if run.workdir.root.exists() and not making.is_over(run.workdir):
     _, lock, _ = local.occupy(run.workdir.root, False, config)
     lock.close()
 
@@ -151,7 +151,7 @@ def make_run(run: SweepRun, tell: Callable[[str], None]) -> int:
     ConfigError: it can't be made.
   """
   config = run.config
-  if variant_configs.is_over(run.workdir):
+  if making.is_over(run.workdir):
     return 0
   planned = lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(config.transport.host, config.transport.port)

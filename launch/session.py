@@ -29,7 +29,7 @@ from diloco.metrics.status import (
 from diloco.metrics.workdir import Workdir
 from diloco.watch import run_page
 from diloco.watch.followed_run import FollowedRun
-from launch import epochs, newcomers, progress
+from launch import epochs, progress
 from launch.parent_death import dying_with_parent
 from launch.program import Program, Role, local_environment
 from launch.progress import Display
@@ -79,16 +79,11 @@ def run(
       session.evaluate()
     _show_end(config, workdir, console)
   except Interrupted as stopped:
-    console.print(
-      f'{stopped}; no process is left; the same command goes on with the run '
-      f'in {workdir.root}',
-      markup=False,
-      highlight=False,
-      soft_wrap=True,
-    )
+    goes_on = f'the same command goes on with the run in {workdir.root}'
+    progress.say(console, f'{stopped}; no process is left; {goes_on}')
     return 128 + stopped.number
   except (RunFailed, files.MalformedFile, CorruptLine, OSError) as error:
-    console.print(f'failed: {error}', markup=False, highlight=False)
+    progress.say(console, f'failed: {error}')
     return 1
   return 0
 
@@ -119,7 +114,6 @@ class _Session:
     """Runs until the syncer has finished and every learner has left."""
     restarts_max = self._config.run.restarts_max
     pending = list(faults)
-    newcomers.forget(self._workdir)
     with Display(self._console, tell) as display:
       roles = self._program.roles
       running = self._supervisor(display, roles, restarts_max)
@@ -129,9 +123,6 @@ class _Session:
             status = self._status(display)
             if status is not None:
               pending = _perform(pending, status.step, self._config, running)
-            newcomers.perform(
-              self._workdir, self._program, running, display.say
-            )
             display.update(status, running.states())
       finally:  # However it ended, the last picture shows what is left.
         display.show(self._status(display), running.states())
@@ -207,10 +198,8 @@ class _Session:
     try:
       files.write_json(self._workdir.pids, pids)
     except OSError as error:
-      self._console.print(
-        f'{self._workdir.pids} is not written: {error}',
-        markup=False,
-        highlight=False,
+      progress.say(
+        self._console, f'{self._workdir.pids} is not written: {error}'
       )
 
   def _last_lines(self, failure: str) -> str:
@@ -313,7 +302,7 @@ def page(
           break
       else:
         raise ConfigError([f'--page: {said.removeprefix("error: ").strip()}'])
-      console.print(f'page: {found[0]}', markup=False, highlight=False)
+      progress.say(console, f'page: {found[0]}')
       yield
     finally:
       serving.terminate()

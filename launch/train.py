@@ -3,7 +3,7 @@
 
   python -m diloco train [FILE_OR_FOLDER] [--steps=800] [--learners=2] \\
     [--lr=0.004] [--batch=8] [--seed=0] [--workdir=DIR] [--config.a.b=c] \\
-    [--resume] [--page]
+    [--resume] [--page] [--sweep=KEY=V1,V2 [--seeds=3]]
 
 It is `launch.local` with experiments/train.py: two learners, no fault. At the
 end it draws from the model and says what can be done next. Without a text it
@@ -12,6 +12,7 @@ workdir is runs/NAME unless it is given. Next to it, runs/NAME.py has the keys
 that differ from their defaults; once it is there, the same command takes it,
 as it was edited. The same command goes on with a run that was stopped; with
 --resume it never begins one, with more --steps a run that is over goes on.
+--sweep makes and compares several runs, as `launch.local` does.
 
 Without --steps a text is read ten times at most, in 800 steps at most: a small
 model learns a small text by heart, and gets worse on any other.
@@ -33,6 +34,7 @@ from diloco.config.sections import ConfigError
 from diloco.metrics import files
 from diloco.metrics.status import read_evaluation
 from diloco.metrics.workdir import Workdir
+from diloco.sweeps import making
 from launch import epochs, local
 
 CONFIG = config_files.EXPERIMENTS / 'train.py'
@@ -47,7 +49,7 @@ SAMPLE_TOKENS = 300
 
 def arguments(argv: Sequence[str]) -> list[str]:
   """Returns the command line of `launch.local`, the program's name first."""
-  argv = flags.in_full(argv)
+  argv = flags.in_full(making.spelled_out(argv))
   if (steps := flags.value_of(EXTEND, argv)) is not None:
     print(
       f'note: --{EXTEND}={steps} is now --steps={steps}, and goes with the '
@@ -65,6 +67,8 @@ def arguments(argv: Sequence[str]) -> list[str]:
   if workdir is None:
     name = STDLIB if text is None else pathlib.Path(text).resolve().stem
     name = re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-') or TEXT
+    if flags.value_of(making.SWEEP, argv) is not None:
+      name += '-sweep'
     workdir = str(pathlib.Path('runs') / name)
     given.append(f'--workdir={workdir}')
   if flags.has_config(argv):
@@ -188,6 +192,11 @@ def parse(argv: Sequence[str]) -> list[str]:
 def main(argv) -> int:
   """Makes the run; then shows what its model writes, and what comes next."""
   given = absl_flags.FLAGS
+  if making.is_asked():
+    # Only now: it imports SciPy.
+    from launch import real_sweep
+
+    return real_sweep.main(argv)
   local.checked(argv)
   workdir = Workdir(pathlib.Path(given.workdir))
   if given.resume and not workdir.config.exists():
@@ -219,6 +228,7 @@ def main(argv) -> int:
 if __name__ == '__main__':
   OWN = sys.argv[1:]
   local.define_flags()
+  making.define_flags()
   flags.define_short_flags()
   absl_flags.DEFINE_string(TEXT, None, 'The text, as it was given until 0.1.')
   absl_flags.DEFINE_bool(RESUME, False, 'Goes on with a run; begins none.')

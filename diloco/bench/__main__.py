@@ -68,14 +68,14 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> int:
   given = absl_flags.FLAGS
   if len(argv) > 1:
-    raise ConfigError([f'{argv[1]}: unexpected argument'])
+    raise ConfigError(f'{argv[1]}: unexpected argument')
   if given.list:
     print('\n'.join(f'  {name:16}{row.title}' for name, row in ROWS.items()))
     return 0
   names = chosen(given.all, given.only)
   settings = BenchSettings(given.smallest, sizes(given.millions), given.minutes)
   if given.write_speeds and HOSTS not in names:
-    raise ConfigError([f'--write_speeds: needs the row {HOSTS}'])
+    raise ConfigError(f'--write_speeds: needs the row {HOSTS}')
   files_ = (given.markdown, given.json, given.write_speeds)
   check_writable([pathlib.Path(p) for p in files_ if p])
   logging.set_verbosity(logging.ERROR)
@@ -145,7 +145,7 @@ def speeds_of(measured: Measured) -> dict:
 def chosen(everything: bool, only: Sequence[str]) -> list[str]:
   """Returns the rows to measure; raises ConfigError."""
   if everything == bool(only):
-    raise ConfigError(['give --all, or --only=ROW,…; --list names the rows'])
+    raise ConfigError('give --all, or --only=ROW,…; --list names the rows')
   if unknown := [name for name in only if name not in ROWS]:
     raise ConfigError(
       [f'--only={name}: must be one of {", ".join(ROWS)}' for name in unknown]
@@ -161,7 +161,7 @@ def sizes(texts: Sequence[str]) -> tuple[float, ...]:
     found = ()
   if not found or not all(0 < size < 1e6 for size in found):
     raise ConfigError(
-      [f'--millions={",".join(texts)}: must be numbers above 0, such as 1,10']
+      f'--millions={",".join(texts)}: must be numbers above 0, such as 1,10'
     )
   return found
 
@@ -173,7 +173,7 @@ def check_writable(paths: Sequence[pathlib.Path]) -> None:
       path.parent.mkdir(parents=True, exist_ok=True)
       path.open('a').close()
     except OSError as error:
-      raise ConfigError([f'{path}: {error.strerror}']) from None
+      raise ConfigError(f'{path}: {error.strerror}') from None
 
 
 if __name__ == '__main__':

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes the machine of a benchmark, and how busy others keep it."""
 
-import dataclasses
 import datetime
 import importlib.metadata
 import os
 import pathlib
 import platform
 import re
-import resource
 import subprocess
 
 STAT = pathlib.Path('/proc/stat')
@@ -37,15 +35,9 @@ def describe() -> dict:
   }
 
 
-@dataclasses.dataclass(frozen=True)
-class CpuTimes:
-  """CPU seconds so far: of the machine, and of this process and its dead
-  children.
-  """
-
-  total_s: float
-  idle_s: float
-  own_s: float
+# CPU seconds so far: of the machine, idle ones among them, and of this process
+# and its dead children.
+CpuTimes = tuple[float, float, float]
 
 
 class LoadMeter:
@@ -66,12 +58,10 @@ def share_of_others(
   begin: CpuTimes | None, end: CpuTimes | None
 ) -> float | None:
   """Returns (busy − own) / total between two readings; None: unknown."""
-  if begin is None or end is None or end.total_s <= begin.total_s:
+  if begin is None or end is None or end[0] <= begin[0]:
     return None
-  total_s = end.total_s - begin.total_s
-  busy_s = total_s - (end.idle_s - begin.idle_s)
-  share = (busy_s - (end.own_s - begin.own_s)) / total_s
-  return min(max(share, 0.0), 1.0)
+  total_s, idle_s, own_s = (b - a for a, b in zip(begin, end))
+  return min(max((total_s - idle_s - own_s) / total_s, 0.0), 1.0)
 
 
 def read_times() -> CpuTimes | None:
@@ -82,12 +72,8 @@ def read_times() -> CpuTimes | None:
     return None
   tick_s = 1 / os.sysconf('SC_CLK_TCK')
   fields = [int(field) * tick_s for field in line.split()[1:]][:GUEST]
-  used = (
-    resource.getrusage(kind)
-    for kind in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-  )
-  own_s = sum(each.ru_utime + each.ru_stime for each in used)
-  return CpuTimes(sum(fields), sum(fields[i] for i in IDLE), own_s)
+  used = os.times()
+  return sum(fields), sum(fields[i] for i in IDLE), sum(used[:4])
 
 
 def said(share: float | None) -> str:

@@ -257,6 +257,34 @@ def _start_both(run: RealRun, rounds: int):
     run.until_merged(m, rounds)
 
 
+def measure_return(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Measures the longest step while a syncer that was killed comes back.
+
+  It has saved its ledger alone, so the learners give it whole fragments.
+  """
+  for millions in settings.sizes:
+    floor_s = sleep_s(millions)
+    model = {**bowl(millions), 'run.step_floor_s': floor_s}
+    with RealRun({**EVERY_20, **model}) as run:
+      _start_both(run, settings.pick(8, 1))
+      before = [run.steps(m) for m in (0, 1)]
+      run.kill(SYNCER)
+      closed = len(run.closes())
+      run.start_syncer()
+      more = settings.pick(8, 1)
+      run.until(lambda n=closed + more: len(run.closes()) >= n, 'it closes')
+      after = [run.steps(m)[len(before[m]) :] for m in (0, 1)]
+    usual_s = quantile(all_seconds(before), 0.5)
+    yield duration(
+      f'{millions:g} M, longest step stall',
+      'ms',
+      max(all_seconds(after)),
+      usual_s,
+      'the median step before',
+      beyond_s=usual_s,
+    )
+
+
 def measure_bytes(settings: BenchSettings) -> Iterator[BenchFigure]:
   """Measures TCP payload per parameter and full sync, control plane included.
 

@@ -95,9 +95,8 @@ class RealRun:
     return self
 
   def __exit__(self, *exception):
-    for process in self.processes.values():
-      process.kill()
-      process.wait()
+    for name in list(self.processes):
+      self.kill(name)
     shutil.rmtree(self._folder, ignore_errors=True)
 
   # Starting and ending ------------------------------------------------------
@@ -124,6 +123,12 @@ class RealRun:
       f'--syncer={self._address}',
       *(f'--config.run.{key}={value}' for key, value in own.items()),
     )
+
+  def kill(self, name: str):
+    """Kills a process, which may be started again."""
+    process = self.processes.pop(name)
+    process.kill()
+    process.wait()
 
   def _start(self, name: str, module: str, *flags: str):
     command = [

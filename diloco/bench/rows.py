@@ -394,6 +394,11 @@ ROWS = {
     process_rows.measure_saving,
     150.0,
   ),
+  'return': BenchRow(
+    "stall of a learner's step while the syncer comes back",
+    process_rows.measure_return,
+    60.0,
+  ),
   'blocking': BenchRow(
     'round trip that a step waits for at τ = 0',
     process_rows.measure_blocking,
@@ -429,7 +434,7 @@ ROWS = {
   'codecs': BenchRow(
     'the other codecs, on one core',
     lambda settings: measure_codecs(
-      settings, tuple(name for name in codec.NAMES if name != WIRE)
+      settings, tuple(name for name in codec.CODECS if name != WIRE)
     ),
     20.0,
   ),

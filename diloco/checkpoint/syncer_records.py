@@ -29,9 +29,8 @@ import jax
 from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.store import BROKEN, Checkpoints, newest_after
 from diloco.metrics import files
-from diloco.protocol.grace import Ema
-from diloco.protocol.syncer.members import LearnerAccount
-from diloco.protocol.syncer.state import Ledger
+from diloco.protocol.syncer.state import LearnerAccount, Ledger
+from diloco.protocol.values import Ema
 
 STATES = 'states'  # Folder of the checkpoints, in the syncer's.
 LOCK = 'lock'

@@ -5,16 +5,14 @@ Start with `run_config`: `build` turns what a file of `experiments/` returns
 into one `RunConfig`, or raises `ConfigError` with everything that is wrong.
 
   run_config    a run: its sections, and the rules between them
-  sections      sections `model` to `transport`: keys, types, rules of each
+  sections      sections `model` to `transport`: keys, types, rules of each,
+                how they are read, and which valid key is nearest
   data_section  section `data`: sources, tokenizers, mixes
   lab_section   sections `lab` and `faults`: runs in one process, planned kills
   limits        bounds of a run's processes, derived from its size
-  parsing       nested mappings to sections; finds the nearest valid key
   simulation    a simulated fleet: network, failures, study
   flags         the flags that all commands share
   config_files  the files of --config: found, and filled with defaults
-  no_changes    the file that stands for none
-  recorded      the configuration of a run that was made
   key_list      all keys with type, default and meaning; `__main__` prints them
   hardware      TPU slices, chips, and the environment of a learner
 

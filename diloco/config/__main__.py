@@ -11,7 +11,7 @@ configuration comes to, COMMAND --config=… --print_config writes.
 
 from absl import flags as absl_flags
 
-from diloco.config import flags, key_list, parsing, simulation
+from diloco.config import flags, key_list, sections, simulation
 from diloco.config.sections import ConfigError
 
 _STUDY = absl_flags.DEFINE_enum(
@@ -32,7 +32,7 @@ def main(argv) -> int:
   names |= {key.name.partition('.')[0] for key in keys}
   if unknown := [word for word in asked if word not in names]:
     raise ConfigError(
-      [f'{w}: no section or key{parsing.nearest(w, names)}' for w in unknown]
+      [f'{w}: no section or key{sections.nearest(w, names)}' for w in unknown]
     )
   rows = [
     (key.name, key.kind, repr(key.default), key.meaning)

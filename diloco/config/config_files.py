@@ -3,11 +3,13 @@
 
 A file has `get_config()`, which returns a `ConfigDict` or a dict of the keys
 that it changes; all others have their defaults. `experiments/NAME.py` is also
-found outside a checkout.
+found outside a checkout. A file may also be the config.json of a run, and
+`DEFAULTS` stands for none.
 """
 
 import importlib
 import importlib.util
+import json
 import pathlib
 import runpy
 import sys
@@ -25,9 +27,9 @@ EXPERIMENTS = next(
   (path for path in (PACKAGE / NAME, PACKAGE.parent / NAME) if path.is_dir()),
   PACKAGE / NAME,
 )
-RECORDED = pathlib.Path(__file__).with_name('recorded.py')
+DEFAULTS = 'defaults'  # In place of a file.
+JSON = '.json'
 INFINITIES = (float('inf'), -float('inf'))
-DEFAULTS = pathlib.Path(__file__).with_name('no_changes.py')
 
 
 def find(path: str) -> str:
@@ -56,15 +58,38 @@ def read(path: str):
 
   Raises:
     SyntaxError, ImportError: the file can not be run.
-    ValueError: it does not take its argument.
+    ValueError: it does not take its argument, or is no run's config.json.
   """
   name, colon, argument = path.partition(':')
+  if name == DEFAULTS:
+    return fill({})
+  if name.endswith(JSON):
+    return _recorded(pathlib.Path(name))
   make_importable(name)
   get_config = runpy.run_path(name).get('get_config')
   if get_config is None:
     return None
-  config = get_config(argument) if colon else get_config()
-  return config if name == str(RECORDED) else fill(config)
+  return fill(get_config(argument) if colon else get_config())
+
+
+def _recorded(path: pathlib.Path) -> ml_collections.ConfigDict:
+  """Reads a run's config.json; keys that are newer have their defaults."""
+  try:
+    fields = json.loads(path.read_text())
+  except ValueError as error:
+    raise ValueError(f'{path}: is no JSON ({error})') from None
+  if not isinstance(fields, Mapping):
+    raise ValueError(f'{path}: holds no configuration')
+  return ml_collections.ConfigDict(
+    _with_tuples(run_config.unfold(fields)), convert_dict=True
+  )
+
+
+def _with_tuples(value):
+  """JSON has lists where the configuration has tuples."""
+  if isinstance(value, Mapping):
+    return {key: _with_tuples(each) for key, each in value.items()}
+  return tuple(value) if isinstance(value, list) else value
 
 
 def fill(config):
@@ -151,27 +176,16 @@ def _python(value) -> str:
 
 
 class Parser(flags.ArgumentParser):
-  """Parses the flag --config: fills what the file leaves out, and locks it.
-
-  Args:
-    parser: reads the file.
-  """
-
-  def __init__(self, parser: flags.ArgumentParser):
-    self.parser = parser
+  """Parses the flag --config: reads the file, and locks its keys."""
 
   def parse(self, path: str):
-    name = path.partition(':')[0]
-    make_importable(name)
-    config = self.parser.parse(path)
-    if name != str(RECORDED):
-      config = fill(config)
+    config = read(path)
     if isinstance(config, ml_collections.ConfigDict):
       config.lock()
     return config
 
   def flag_type(self) -> str:
-    return self.parser.flag_type()
+    return 'config object'
 
 
 def make_importable(path: str = '') -> None:

@@ -15,6 +15,7 @@ from diloco.data.sources import (
   FORMATS,
   HELDOUT_PERCENT,
   IN_MEMORY,
+  MixtureSource,
   heldout_bytes,
   text_files,
 )
@@ -27,32 +28,21 @@ HELDOUT_PERCENT_MAX = 50.0
 
 
 @dataclasses.dataclass(frozen=True)
-class MixItem:
-  """Files of documents, and their weight among others."""
-
-  weight: float
-  format: str
-  text_key: str
-  path: str
-
-
-@dataclasses.dataclass(frozen=True)
 class DataConfig(Section):
   """The section `data`: where tokens come from, how many a step takes."""
 
   SECTION = 'data'
 
   # 'stdlib', 'grammar', 'text': bytes, held in memory. 'array_record',
-  # 'parquet', 'tfds': documents in files of any size. 'mix': some of these.
+  # 'parquet': documents in files of any size. 'mix': some of these.
   source: one_of(SOURCES) = 'stdlib'
   # Of 'text' a file or folder. Of files: one, a folder or a pattern such as
-  # /data/train-*.parquet, local or gs://; of 'tfds' the folder of a version,
-  # and behind '#' a split if it is not 'train'.
+  # /data/train-*.parquet, local or gs://.
   path: str = ''
   # Column or feature with a document's text; '' of 'array_record': a record is
   # the text.
   text_key: str = 'text'
-  # Of files: 'bytes', 'sentencepiece:FILE', 'tokenizers:FILE', 'tiktoken:FILE'.
+  # Of files: 'bytes', 'sentencepiece:FILE', 'tokenizers:FILE'.
   tokenizer: str = 'bytes'
   end_token: str = ''  # Behind each document; '': the tokenizer's own.
   # Of 'mix': 'WEIGHT FORMAT PATH' each, such as '0.7 parquet /data/web'; FORMAT
@@ -70,22 +60,22 @@ class DataConfig(Section):
   grammar_bytes: Count = 1 << 20  # Length of the text of 'grammar'.
 
   @property
-  def items(self) -> tuple[MixItem, ...]:
+  def items(self) -> tuple[MixtureSource, ...]:
     """The files that are trained on; none of a source in memory."""
     if self.source == MIX:
       return tuple(mix_item(text, self.text_key) for text in self.mix)
     if self.source in FORMATS:
-      return (MixItem(1.0, self.source, self.text_key, self.path),)
+      return (MixtureSource(self.source, self.path, self.text_key),)
     return ()
 
   @property
-  def heldout(self) -> MixItem | None:
+  def heldout(self) -> MixtureSource | None:
     """The files that are held out; None: the last documents of `items`."""
     if not self.heldout_path:
       return None
     if self.source == MIX:
       return mix_item(self.heldout_path, self.text_key)
-    return MixItem(1.0, self.source, self.text_key, self.heldout_path)
+    return MixtureSource(self.source, self.heldout_path, self.text_key)
 
   def broken_rules(self):
     needed = self.shards * self.batch * self.seq_len + 1
@@ -144,7 +134,7 @@ class DataConfig(Section):
     elif self.source in FORMATS:
       yield from self._key_of(self.items[0])
 
-  def _key_of(self, item: MixItem) -> Iterator[str]:
+  def _key_of(self, item: MixtureSource) -> Iterator[str]:
     if FORMATS[item.format].needs_text_key and not item.text_key:
       yield f"text_key='': format {item.format!r} needs the name"
 
@@ -170,20 +160,13 @@ def missing_paths(data: DataConfig) -> Iterator[str]:
   Looks at the file system only: a launcher asks before it starts a process.
   """
   kind, _, file = data.tokenizer.partition(':')
-  of_file = kind in TOKENIZERS and TOKENIZERS[kind].of_file
   named = [
     ('path', data.path),
     *(('mix', item.path) for item in data.items if data.source == MIX),
     ('heldout_path', data.heldout.path if data.heldout else ''),
-    (
-      'tokenizer',
-      file if of_file else '',
-    ),
+    ('tokenizer', file if kind in TOKENIZERS else ''),
   ]
   for key, path in named:
-    has_splits = data.source in FORMATS and FORMATS[data.source].has_splits
-    if has_splits or (key == 'mix' and '#' in path):
-      path = path.partition('#')[0]
     found = not path or '://' in path or glob.glob(os.path.expanduser(path))
     if not found and not os.path.exists(path):  # A name may hold brackets.
       yield f'data.{key}={path!r}: there is nothing at this path'
@@ -257,7 +240,7 @@ def too_short_text(data: DataConfig) -> Iterator[str]:
   )
 
 
-def mix_item(text: str, text_key: str) -> MixItem:
+def mix_item(text: str, text_key: str) -> MixtureSource:
   """Parses 'WEIGHT FORMAT PATH' or 'WEIGHT FORMAT:TEXT_KEY PATH'.
 
   Raises:
@@ -277,4 +260,4 @@ def mix_item(text: str, text_key: str) -> MixItem:
     weight = math.nan
   if not 0 < weight < math.inf:
     raise ValueError(f'{text!r}: weight {words[0]!r} must be a number above 0')
-  return MixItem(weight, format_, key if colon else text_key, words[2])
+  return MixtureSource(format_, words[2], key if colon else text_key, weight)

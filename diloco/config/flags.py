@@ -13,7 +13,6 @@ restart.
 
 import contextlib
 import dataclasses
-import difflib
 import multiprocessing
 import os
 import pathlib
@@ -27,7 +26,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from diloco import __version__
-from diloco.config import config_files, parsing, run_config, simulation
+from diloco.config import config_files, run_config, sections, simulation
 from diloco.config.sections import ConfigError
 
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h.
@@ -86,10 +85,9 @@ def define_flags(
     help_string='Configuration: experiments/NAME.py, NAME.py:ARG, or a file '
     'of yours with the keys that it changes; --config.KEY=VALUE changes a key.',
     flag_values=values,
-    lock_config=False,  # The parser does, once all keys are there.
     sys_argv=None if argv is None else list(argv),
   )
-  values[CONFIG].parser = config_files.Parser(values[CONFIG].parser)
+  values[CONFIG].parser = config_files.Parser()
   text = 'Writes the configuration, as a file of --config, and exits.'
   flags.DEFINE_bool(PRINT_CONFIG, False, text, flag_values=values)
 
@@ -266,7 +264,7 @@ def in_full(argv: Sequence[str]) -> list[str]:
 def positions(
   argv: Sequence[str], values: flags.FlagValues = flags.FLAGS
 ) -> list[int]:
-  """Returns where on a command line words stand alone, before its parsing."""
+  """Returns where on a command line words stand alone, before its sections."""
   found, at = [], 1
   while at < len(argv):
     word = argv[at]
@@ -303,9 +301,9 @@ def with_runs(
   words, alone = list(argv), positions(argv, values)
   given = value_of(WORKDIR, argv)
   if len(alone) > most:
-    raise ConfigError([f'{argv[alone[most]]}: unexpected argument'])
+    raise ConfigError(f'{argv[alone[most]]}: unexpected argument')
   if alone and given is not None and most == 1:
-    raise ConfigError([f'{argv[alone[0]]}: unexpected beside --{WORKDIR}'])
+    raise ConfigError(f'{argv[alone[0]]}: unexpected beside --{WORKDIR}')
   if given is not None and not has_config(argv):
     print(
       f'note: --{WORKDIR}={given} is now {given} by itself; the flag goes '
@@ -335,7 +333,7 @@ def run_of_runs(
   def parse_runs(argv: Sequence[str]) -> list[str]:
     rest = _parse_values(with_runs(argv, most=most), flags.FLAGS)
     if not flags.FLAGS.workdir:
-      raise ConfigError([NO_RUN])
+      raise ConfigError(NO_RUN)
     return [rest[0], *dict.fromkeys(flags.FLAGS.workdir)]
 
   run(main, parse_runs)
@@ -361,7 +359,7 @@ def refusing(*errors: type[Exception], flag: str = '') -> Iterator[None]:
     raise
   except caught as error:
     problem = f'{flag}: {error}' if flag else str(error)
-    raise ConfigError([problem]) from None
+    raise ConfigError(problem) from None
 
 
 def parse_without_config(argv: Sequence[str]) -> list[str]:
@@ -394,11 +392,13 @@ def parse(
   argv: Sequence[str],
   values: flags.FlagValues = flags.FLAGS,
   example: str = EXAMPLE,
+  known_only: bool = False,
 ) -> list[str]:
   """Parses flags; returns what is left over, the program's name first.
 
   Args:
     example: a configuration that this main takes, named where there is none.
+    known_only: leaves over flags that are not defined.
 
   Raises:
     ConfigError: an unknown flag or key, a value of the wrong type, no such
@@ -406,15 +406,13 @@ def parse(
   """
   argv, path = _with_config(argv)
   if path is None:
-    raise ConfigError(
-      [*_misspelt_config(argv, values)]
-      or [f'--config: is missing, such as --config={example}']
-    )
+    raise ConfigError(f'--config: is missing, such as --config={example}')
   _check_overrides(argv, _keys(path, example))
-  if any(re.fullmatch(rf'--?{PRINT_CONFIG}(=true)?', word) for word in argv):
-    _print_config(argv)
+  others = [w for w in argv if not re.fullmatch(rf'--?{PRINT_CONFIG}', w)]
+  if others != argv:
+    _print_config(given_config(others))
     raise SystemExit(0)
-  return _parse_values(argv, values)
+  return _parse_values(argv, values, known_only)
 
 
 def _with_config(argv: Sequence[str]) -> tuple[list[str], str | None]:
@@ -436,7 +434,7 @@ def _with_config(argv: Sequence[str]) -> tuple[list[str], str | None]:
       ]
     return words, found
   if any(re.match(rf'--?(no)?{CONFIG}\.', word) for word in words[1:]):
-    path = str(config_files.DEFAULTS)
+    path = config_files.DEFAULTS
     return [words[0], f'--{CONFIG}={path}', *words[1:]], path
   return words, None
 
@@ -447,23 +445,14 @@ def given_config(argv: Sequence[str]) -> Mapping:
   Raises:
     ConfigError: as `parse`.
   """
-  values, words, at = flags.FlagValues(), [argv[0]], 1
-  while at < len(argv):
-    name = argv[at].lstrip('-')
-    if re.match(rf'(no)?{CONFIG}(\.|=|$)', name):
-      words.append(argv[at])
-      if '=' not in name and _takes_next(name, flags.FLAGS):
-        at += 1
-        words += argv[at : at + 1]
-    at += 1
-  define_flags(values, words)
-  parse(words, values)
+  values = flags.FlagValues()
+  define_flags(values, argv)
+  parse(argv, values, known_only=True)
   return values[CONFIG].value
 
 
-def _print_config(argv: Sequence[str]) -> None:
+def _print_config(given: Mapping) -> None:
   """Prints what a command line resolves to."""
-  given = given_config(argv)
   if 'study' in given:
     resolved = dataclasses.asdict(simulation.build(given))
     resolved['study']['kind'] = given.study.kind
@@ -486,55 +475,50 @@ def parse_of_run(
   folder = value_of(WORKDIR, argv)
   if has_config(argv):
     return parse(argv, values)
-  if problems := [*_misspelt_config(argv, values)]:
-    raise ConfigError(problems)
   if not folder:
-    raise ConfigError([NO_RUN])
+    raise ConfigError(NO_RUN)
   path = pathlib.Path(folder) / RUN_CONFIG
   if not path.is_file():
     raise ConfigError(
-      [f'{folder}: holds no {RUN_CONFIG}; give the folder of a run']
+      f'{folder}: holds no {RUN_CONFIG}; give the folder of a run'
     )
-  return parse(
-    [argv[0], f'--{CONFIG}={config_files.RECORDED}:{path}', *argv[1:]], values
-  )
+  return parse([argv[0], f'--{CONFIG}={path}', *argv[1:]], values)
 
 
-def _parse_values(argv: Sequence[str], values: flags.FlagValues) -> list[str]:
+def _parse_values(
+  argv: Sequence[str], values: flags.FlagValues, known_only: bool = False
+) -> list[str]:
   try:
-    rest = values(list(argv))
+    rest = values(list(argv), known_only)
   except flags.Error as error:
-    raise ConfigError([' '.join(str(error).split())]) from None
+    raise ConfigError(' '.join(str(error).split())) from None
   workdir = values[WORKDIR].value if WORKDIR in values else None
   # As a path it would be a local folder 'gs:', and go with the machine.
   if isinstance(workdir, str) and '://' in workdir:
     raise ConfigError(
-      [
-        f'--workdir={workdir}: must be a folder of this machine, or a disk '
-        'that is mounted here: files in it are locked and appended to, which '
-        'a bucket can not do'
-      ]
+      f'--workdir={workdir}: must be a folder of this machine, or a disk '
+      'that is mounted here: files in it are locked and appended to, which '
+      'a bucket can not do'
     )
   return rest
-
-
-def _misspelt_config(argv: Sequence[str], values: flags.FlagValues):
-  """Yields unknown flags that look like --config."""
-  for word in argv[1:]:
-    name = word.lstrip('-').partition('=')[0]
-    is_known = not word.startswith('-') or name in (*values, CONFIG)
-    if not is_known and difflib.get_close_matches(name, [CONFIG], cutoff=0.75):
-      yield f'{word}: unknown flag, did you mean --{CONFIG}?'
 
 
 def arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
   """The flags that give another process the same configuration."""
   flag = values[CONFIG]
-  rendered = [f'--{CONFIG}={config_flags.get_config_filename(flag)}']
-  for key, value in config_flags.get_override_values(flag).items():
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    rendered.append(f'--{CONFIG}.{key}={text}')
-  return rendered
+  path = config_flags.get_config_filename(flag)
+  return [
+    f'--{CONFIG}={path}',
+    *as_flags(config_flags.get_override_values(flag)),
+  ]
+
+
+def as_flags(keys: Mapping[str, object]) -> list[str]:
+  """Returns the flags that give keys their values."""
+  return [
+    f'--{CONFIG}.{key}={str(x).lower() if isinstance(x, bool) else x}'
+    for key, x in keys.items()
+  ]
 
 
 def has_config(argv: Sequence[str]) -> bool:
@@ -560,26 +544,23 @@ def value_of(name: str, argv: Sequence[str]) -> str | None:
 def _keys(path: str, example: str) -> dict[str, object]:
   """Keys and values of the config file, before flags change any."""
   given = f'--config={path}'
-  if not pathlib.Path(path.partition(':')[0]).is_file():
-    raise ConfigError([f'{given}: no such file, such as --config={example}'])
+  name = path.partition(':')[0]
+  if name != config_files.DEFAULTS and not pathlib.Path(name).is_file():
+    raise ConfigError(f'{given}: no such file, such as --config={example}')
   try:
     config = config_files.read(path)
   except (SyntaxError, ImportError) as error:
-    raise ConfigError(
-      [f'{given}: can not be read as Python: {error}']
-    ) from None
+    raise ConfigError(f'{given}: can not be read as Python: {error}') from None
   except ValueError as error:
-    raise ConfigError([f'{given}: {error}']) from None
+    raise ConfigError(f'{given}: {error}') from None
   if config is None:
-    raise ConfigError([f'{given}: the file has no get_config()'])
+    raise ConfigError(f'{given}: the file has no get_config()')
   if not hasattr(config, 'keys'):
     raise ConfigError(
-      [
-        f'{given}: get_config() gave a {type(config).__name__}, must give a '
-        'ConfigDict'
-      ]
+      f'{given}: get_config() gave a {type(config).__name__}, must give a '
+      'ConfigDict'
     )
-  return parsing.flatten(config)
+  return sections.flatten(config)
 
 
 def _check_overrides(argv: Sequence[str], keys: Mapping[str, object]) -> None:
@@ -587,7 +568,7 @@ def _check_overrides(argv: Sequence[str], keys: Mapping[str, object]) -> None:
   for word in argv:
     match = re.fullmatch(rf'--?(no)?{CONFIG}\.([^=]+)(=.*)?', word)
     if match and match[2] not in keys:
-      near = parsing.nearest(match[2], keys)
+      near = sections.nearest(match[2], keys)
       problems.append(f'{word}: unknown key {match[2]}{near}')
     elif match and match[3]:
       problems += _wrong_number(word, match[3][1:], keys[match[2]])

@@ -108,7 +108,7 @@ def topology(name: str, flag: str = '--topology') -> Topology:
     near = difflib.get_close_matches(found, TOPOLOGIES, 1)
     hint = f'did you mean {near[0]}? ' if near else ''
     known = ', '.join(TOPOLOGIES)
-    raise ConfigError([f'{flag}={name}: unknown; {hint}known are {known}'])
+    raise ConfigError(f'{flag}={name}: unknown; {hint}known are {known}')
   return TOPOLOGIES[found]
 
 
@@ -131,11 +131,9 @@ def check_fits(chosen: Topology, devices: int, mesh: str) -> None:
   fitting = [each.name for each in _SLICES if each.chips == devices]
   would = f'it fits {", ".join(fitting)}' if fitting else 'it fits no slice'
   raise ConfigError(
-    [
-      f'--topology={chosen.name}: has {chosen.chips} chips, the mesh {mesh} '
-      f'takes {devices}: {would}; or make the product of the mesh '
-      f'{chosen.chips}'
-    ]
+    f'--topology={chosen.name}: has {chosen.chips} chips, the mesh {mesh} '
+    f'takes {devices}: {would}; or make the product of the mesh '
+    f'{chosen.chips}'
   )
 
 
@@ -174,11 +172,9 @@ def check_backend(environment: Mapping[str, str], backend: str) -> None:
   first = value.partition(',')[0]
   if backend == CPU and first not in ('', CPU):
     raise ConfigError(
-      [
-        f'{PLATFORMS}={value}: jax has no {first!r} here and would train on '
-        f"the CPU; install the package's extra for it (such as cuda12), or "
-        f'make it {PLATFORMS}={CPU}'
-      ]
+      f'{PLATFORMS}={value}: jax has no {first!r} here and would train on '
+      f"the CPU; install the package's extra for it (such as cuda12), or "
+      f'make it {PLATFORMS}={CPU}'
     )
 
 

@@ -10,9 +10,9 @@ import inspect
 import re
 from collections.abc import Mapping
 
-from diloco.config import parsing, run_config, sections, simulation
+from diloco.config import run_config, sections, simulation
 from diloco.protocol import config as protocol_config
-from diloco.protocol import weights
+from diloco.protocol import round_policy
 
 FIELD = re.compile(r'  (\w+): .*?(?:  # (.*))?')
 ABOVE = re.compile(r'  # (.*)')
@@ -46,13 +46,13 @@ def of_simulation(kind: str) -> list[Key]:
 def _keys(
   parts: Mapping[str, type], top: Mapping[str, type], defaults: Mapping
 ) -> list[Key]:
-  types = parsing.key_types(parts, top)
+  types = sections.key_types(parts, top)
   meanings = _meanings(run_config.RunConfig)
   for section, cls in parts.items():
     meanings |= {f'{section}.{n}': m for n, m in _meanings(cls).items()}
   return [
-    Key(name, parsing.type_name(types[name]), default, meanings[name])
-    for name, default in parsing.flatten(defaults).items()
+    Key(name, sections.type_name(types[name]), default, meanings[name])
+    for name, default in sections.flatten(defaults).items()
   ]
 
 
@@ -84,7 +84,7 @@ def _comments(text: str) -> dict[str, str]:
 
 def _choices(found: re.Match) -> str:
   """What the protocol's comments call 'a key of NAME'."""
-  for module in (protocol_config, weights):
+  for module in (protocol_config, round_policy):
     if hasattr(module, found[1]):
       return f'one of {", ".join(getattr(module, found[1]))}'
   return found[0]

@@ -87,7 +87,7 @@ class LabConfig(Section):
   final_eval_batches: Whole = 0
   # Global steps between checkpoints, from which an interrupted run resumes: all
   # processes stop there and start again, in every run. 0: none.
-  checkpoint_steps: Whole = 500
+  checkpoint_steps: Whole = 5000
 
   def broken_rules(self):
     if self.visit_from >= self.visit_until:

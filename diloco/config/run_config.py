@@ -8,7 +8,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 
-from diloco.config import limits, parsing, sections
+from diloco.config import limits, sections
 from diloco.config.data_section import BYTES, DataConfig
 from diloco.config.lab_section import LabConfig
 from diloco.config.sections import ConfigError
@@ -78,7 +78,7 @@ class RunConfig:
       raise ConfigError(broken)
 
 
-SECTIONS, TOP = parsing.split_fields(RunConfig)
+SECTIONS, TOP = sections.split_fields(RunConfig)
 
 
 def defaults() -> dict[str, object]:
@@ -97,12 +97,10 @@ def build(config: Mapping) -> RunConfig:
   """
   if 'study' in config:
     raise ConfigError(
-      [
-        'this configuration is of a simulation, not of a training run: start '
-        'it with python -m diloco.simulate --config=…'
-      ]
+      'this configuration is of a simulation, not of a training run: start '
+      'it with python -m diloco.simulate --config=…'
     )
-  typed, problems = parsing.typed_values(config, key_types())
+  typed, problems = sections.typed_values(config, key_types())
   _fill_quorum(typed)
   parts, broken = _parts(typed)
   problems += [*broken, *_broken_between(parts)]
@@ -138,12 +136,12 @@ def unfold(fields: Mapping) -> dict:
 
 def flat(config: RunConfig) -> dict[str, object]:
   """Returns all keys with their values, such as 'outer.lr'."""
-  return parsing.flatten(unfold(dataclasses.asdict(config)))
+  return sections.flatten(unfold(dataclasses.asdict(config)))
 
 
 def key_types() -> dict[str, type]:
   """Every valid key, such as 'outer.lr', with the type of its value."""
-  return parsing.key_types(SECTIONS, TOP)
+  return sections.key_types(SECTIONS, TOP)
 
 
 def check_devices(config: RunConfig, device_count: int) -> None:
@@ -155,11 +153,9 @@ def check_devices(config: RunConfig, device_count: int) -> None:
   mesh = config.mesh
   if mesh.devices != device_count:
     raise ConfigError(
-      [
-        f'mesh.fsdp={mesh.fsdp} * mesh.expert={mesh.expert} * '
-        f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: this learner '
-        f'has {device_count}'
-      ]
+      f'mesh.fsdp={mesh.fsdp} * mesh.expert={mesh.expert} * '
+      f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: this learner '
+      f'has {device_count}'
     )
 
 
@@ -171,10 +167,8 @@ def check_learner(config: RunConfig, learner: int) -> None:
   """
   if not 0 <= learner < config.data.shards:
     raise ConfigError(
-      [
-        f'learner={learner}: must be in 0 … {config.data.shards - 1}, there '
-        f'are data.shards={config.data.shards}'
-      ]
+      f'learner={learner}: must be in 0 … {config.data.shards - 1}, there '
+      f'are data.shards={config.data.shards}'
     )
 
 
@@ -183,7 +177,7 @@ def agreement(config: RunConfig) -> dict[str, str]:
   text.
   """
   flat = {}
-  for key, value in parsing.flatten(dataclasses.asdict(config)).items():
+  for key, value in sections.flatten(dataclasses.asdict(config)).items():
     if key not in FREE and key.partition('.')[0] not in FREE:
       flat[key] = json.dumps(value)
   return flat
@@ -235,8 +229,8 @@ def _fill_quorum(typed: dict[str, object]):
 def _parts(typed: Mapping[str, object]) -> tuple[dict, list[str]]:
   """RunConfig's arguments as far as `typed` has them, and broken rules."""
   parts = {key: typed[key] for key in TOP if key in typed}
-  sections, problems = parsing.make_sections(typed, SECTIONS)
-  return parts | sections, problems
+  made, problems = sections.make_sections(typed, SECTIONS)
+  return parts | made, problems
 
 
 def _broken_between(parts: Mapping) -> Iterator[str]:

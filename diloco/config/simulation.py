@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from diloco.config import parsing, sections
+from diloco.config import sections
 from diloco.config.sections import (
   ConfigError,
   Count,
@@ -72,9 +72,6 @@ class FailuresConfig(Section):
   # k of the exponentiated Weibull, P(x) = 1 − e^−(x/l)^k; the paper names the
   # distribution, not its parameters: here its power is 1.
   repair_shape: Positive = 1.5
-  syncer_mtbi_hours: Unlimited = math.inf  # Between two deaths of the syncer.
-  syncer_outage_s: NonNegative = 30.0  # Until it listens again.
-  trace: str = ''  # CSV of a cluster's failures; '': they are drawn.
 
   def broken_rules(self):
     if unknown := [name for name in self.recoveries if name not in RECOVERIES]:
@@ -129,11 +126,10 @@ class GoodputStudy(Study):
   systems: some_of(SYSTEMS) = tuple(SYSTEMS)  # Those that are simulated.
   # N, of all learners together; one row each.
   chips: each_at_least(1) = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
-  # M of Decoupled DiLoCo; the DiLoCos in lock-step have the most.
+  # M of Decoupled DiLoCo.
   learners: each_at_least(1) = (2, 4, 8, 16)
   # Simulated time of one cell and seed, times its learners.
   learner_hours: Positive = 16.0
-  timeline_s: Positive = 300.0  # Drawn, of the largest fleet.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +208,7 @@ class SimulationConfig:
   study: Study
 
 
-SECTIONS, TOP = parsing.split_fields(SimulationConfig, but=('study',))
+SECTIONS, TOP = sections.split_fields(SimulationConfig, but=('study',))
 
 
 def defaults(kind: str) -> dict[str, object]:
@@ -236,21 +232,19 @@ def build(config: Mapping) -> SimulationConfig:
   if 'study' not in config:
     examples = ', '.join(f'experiments/{kind}.py' for kind in STUDIES)
     raise ConfigError(
-      [
-        'this configuration is of a training run, which launch.local starts; '
-        f'a simulation takes one with a section study, such as {examples}'
-      ]
+      'this configuration is of a training run, which launch.local starts; '
+      f'a simulation takes one with a section study, such as {examples}'
     )
   kind = config['study'].get('kind')
   if kind not in STUDIES:
     raise ConfigError(
-      [f'study.kind={kind!r}: must be one of {", ".join(STUDIES)}']
+      f'study.kind={kind!r}: must be one of {", ".join(STUDIES)}'
     )
-  sections = {**SECTIONS, 'study': STUDIES[kind]}
-  typed, problems = parsing.typed_values(
-    config, parsing.key_types(sections, TOP)
+  parts_of = {**SECTIONS, 'study': STUDIES[kind]}
+  typed, problems = sections.typed_values(
+    config, sections.key_types(parts_of, TOP)
   )
-  parts, broken = parsing.make_sections(typed, sections)
+  parts, broken = sections.make_sections(typed, parts_of)
   problems += [*broken, *_broken_between(typed, parts)]
   if problems:
     raise ConfigError(problems)

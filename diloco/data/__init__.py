@@ -6,13 +6,11 @@ Start with `pipeline`: element i of a learner's dataset is its batch i.
   pipeline        shuffling, shards, batches read ahead, by Grain
   text_windows    windows of tokens, held-out batches; free of Grain
   sources         sources and formats by name; read by the configuration
-  corpus          text in memory: files, the standard library, a grammar
-  mixture         documents in files of any size, one source or a mix
+  corpus          text in memory; documents in files of any size, or a mix
   documents       documents by number, their index, tokens as one row
   array_records   ArrayRecord: read, with features of its Examples
   records_folder  ArrayRecord: written; free of jax
   parquet_files   a column of text, a row group at a time
-  tfds_files      prepared datasets of TFDS, without TensorFlow
   tokenizers      what a tokenizer is, and those that can be configured
   tasks           multiple-choice questions
   paths           files by path, pattern or URL; text files

@@ -2,14 +2,14 @@
 """ArrayRecord files: any record can be read by itself, also from gs://.
 
 A record is a document in UTF-8, a tf.train.Example with one among its features,
-or tokens; for files that this project wrote, `records_folder` says which.
+as in the files of TFDS, or tokens; for files that this project wrote,
+`records_folder` says which.
 
 Any document may be next, so every file stays open, with its own index of some
 10 bytes a record in memory (measured with 300,000 records).
 """
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 
 import grain
@@ -102,59 +102,44 @@ def open_files(path: str, text_key: str) -> list[DocumentFile]:
     FileNotFoundError: there is none.
     ValueError: a file is not an ArrayRecord file.
   """
-  files = []
-  folders = {}
   names = paths.find(path, PATTERNS)
   allow_open(len(names))
+  contents = functools.cache(records_folder.read_contents)
+  files = []
   for name in names:
     folder, _, base = name.rpartition('/')
-    if folder not in folders:
-      folders[folder] = records_folder.read_contents(folder)
-    manifest = folders[folder]
-    source = open_records(name)
+    manifest = contents(folder)
+    decode, kind = _same, f'array_record|{text_key}'
     if manifest is not None and base in manifest.shards:
-      files.append(
-        DocumentFile(
-          name=name,
-          stamp=f'records|{manifest.dtype}|{paths.stamp(name)}',
-          count=len(source),
-          groups=0,
-          read=functools.partial(read_records, source, _same),
-          dtype=manifest.dtype,
-          tokenizer=manifest.tokenizer,
-          index=(folder, base.removesuffix(SUFFIX)) if manifest.dtype else None,
-        )
-      )
-      continue
-    decode = _feature(name, text_key) if text_key else _same
+      kind = f'records|{manifest.dtype}'
+    else:
+      manifest = None
+      decode = _feature(name, text_key) if text_key else _same
+    dtype = manifest.dtype if manifest else ''
+    source = _opened(name)
     files.append(
       DocumentFile(
         name=name,
-        stamp=f'array_record|{text_key}|{paths.stamp(name)}',
+        stamp=f'{kind}|{paths.stamp(name)}',
         count=len(source),
         groups=0,
-        read=functools.partial(read_records, source, decode),
+        read=functools.partial(_read, source, decode),
+        dtype=dtype,
+        tokenizer=manifest.tokenizer if manifest else '',
+        index=(folder, base.removesuffix(SUFFIX)) if dtype else None,
       )
     )
   return files
 
 
-def open_records(
-  file: str | os.PathLike | object,
-) -> grain.sources.ArrayRecordDataSource:
-  """Opens a file, or a range of one (array_record's FileInstruction).
-
-  Raises:
-    ValueError: it is not an ArrayRecord file.
-  """
+def _opened(name: str) -> grain.sources.ArrayRecordDataSource:
   try:
-    return grain.sources.ArrayRecordDataSource([file])
+    return grain.sources.ArrayRecordDataSource([name])
   except RuntimeError as error:
-    name = getattr(file, 'filename', file)
     raise ValueError(f'{name}: is no ArrayRecord file ({error})') from None
 
 
-def read_records(
+def _read(
   source: grain.sources.ArrayRecordDataSource,
   decode: Callable[[bytes], bytes],
   start: int,

@@ -12,7 +12,7 @@ import functools
 
 from diloco.data import paths
 from diloco.data.documents import DocumentFile
-from diloco.data.paths import needed
+from diloco.data.tokenizers import needed
 
 PATTERNS = ('*.parquet',)
 # Per source: groups of the runs that are shuffled together, of their ends, and
@@ -31,7 +31,7 @@ def open_files(path: str, text_key: str) -> list[DocumentFile]:
     ValueError: pyarrow is missing; a file is not Parquet, or has no such column
       of text.
   """
-  with needed('data', "data.source='parquet'"):
+  with needed("data.source='parquet'"):
     import pyarrow as pa
     import pyarrow.parquet as pq
     from pyarrow import fs

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files by path, pattern or URL; text files; packages that may be missing.
+"""Files by path, pattern or URL; text files.
 
 URLs are listed by etils.epath, for which gs:// requires the extra `gcs`.
 """
 
-import contextlib
 import glob
 import json
 import os
@@ -87,24 +86,6 @@ def _remote(path: str, patterns: Sequence[str]) -> list[str]:
   except ImportError as error:
     raise ValueError(
       f"data: {path!r}: {error}: pip install 'diloco[gcs]'"
-    ) from None
-
-
-@contextlib.contextmanager
-def needed(extra: str, what: str) -> Iterator[None]:
-  """Wraps imports of packages from an extra of setup.py.
-
-  Args:
-    what: what needs it, such as "data.source='parquet'".
-
-  Raises:
-    ValueError: a package is not installed; says how to install it.
-  """
-  try:
-    yield
-  except ImportError as error:
-    raise ValueError(
-      f"{what} needs {error.name or error}: pip install 'diloco[{extra}]'"
     ) from None
 
 

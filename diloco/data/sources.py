@@ -85,13 +85,11 @@ class Format:
       the key of the text, and returns `documents.DocumentFile`s.
     package: that it imports; an extra may hold it.
     needs_text_key: True if a document's text has a name in it.
-    has_splits: True if '#SPLIT' may follow a path.
   """
 
   module: str
   package: str
   needs_text_key: bool = True
-  has_splits: bool = False
 
   def open_files(self, path: str, text_key: str) -> 'list[DocumentFile]':
     """Returns the files of a path."""
@@ -102,5 +100,21 @@ class Format:
 FORMATS = {
   'array_record': Format('array_records', 'array_record', needs_text_key=False),
   'parquet': Format('parquet_files', 'pyarrow'),
-  'tfds': Format('tfds_files', 'tensorflow_datasets', has_splits=True),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureSource:
+  """Some files and their share of a mix.
+
+  Attributes:
+    format: a key of `FORMATS`.
+    path: a file, a folder or a pattern.
+    text_key: column or feature with the text.
+    weight: share of rows, relative to the others'.
+  """
+
+  format: str
+  path: str
+  text_key: str
+  weight: float = 1.0

@@ -5,26 +5,17 @@ A document's tokens end with the tokenizer's end token, so that documents can be
 joined. An empty document has no tokens at all.
 """
 
-import base64
-import binascii
+import contextlib
 import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 # Usual end tokens, if a JSON file does not name one.
 ENDS = ('<|endoftext|>', '<|end_of_text|>', '</s>', '<eos>', '<|eos|>', '[SEP]')
-TIKTOKEN_END = '<|endoftext|>'
-TIKTOKEN_PATTERN = (
-  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-  r'|[^\r\n\p{L}\p{N}]?\p{L}+'
-  r'|\p{N}{1,3}'
-  r'| ?[^\s\p{L}\p{N}]+[\r\n]*'
-  r'|\s*[\r\n]+|\s+(?!\S)|\s+'
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,9 +29,8 @@ class Tokenizer:
     fingerprint: hex sha256 of all that determines tokens.
     raw_encode: maps texts in UTF-8 to their tokens, without `end`.
     raw_decode: maps tokens to the bytes of their text.
-    exported: its file, as Hugging Face's tools know it: name and content; None:
-      they don't.
-    end_text: what `end` is called in that file; '' if it is an ordinary token.
+    exported: its file, as Hugging Face's tools know it: name and content.
+    end_text: what `end` is called in that file.
   """
 
   name: str
@@ -49,8 +39,8 @@ class Tokenizer:
   fingerprint: str
   raw_encode: Callable[[Sequence[bytes]], Sequence[Sequence[int]]]
   raw_decode: Callable[[Sequence[int]], bytes]
-  exported: tuple[str, bytes] | None = None
-  end_text: str = ''
+  exported: tuple[str, bytes]
+  end_text: str
 
   def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
     """Returns tokens of each document, int32 [tokens], followed by `end`.
@@ -69,6 +59,24 @@ class Tokenizer:
   def decode(self, tokens: Sequence[int]) -> bytes:
     """Returns the text of tokens; `end` has none."""
     return self.raw_decode([t for t in tokens if t != self.end])
+
+
+@contextlib.contextmanager
+def needed(what: str) -> Iterator[None]:
+  """Wraps imports of packages from the extra `data`.
+
+  Args:
+    what: what needs it, such as "data.source='parquet'".
+
+  Raises:
+    ValueError: a package is not installed; says how to install it.
+  """
+  try:
+    yield
+  except ImportError as error:
+    raise ValueError(
+      f"{what} needs {error.name or error}: pip install 'diloco[data]'"
+    ) from None
 
 
 def fingerprint(*parts: bytes) -> str:
@@ -134,9 +142,6 @@ BYTES = Tokenizer(
 #
 # sentencepiece:FILE   a model of sentencepiece
 # tokenizers:FILE      the JSON file of Hugging Face's tokenizers
-# tiktoken:FILE        lines of a token in base64 and its rank; a text is first
-#                      split by the pattern of GPT-4 and Llama 3
-# tiktoken:NAME        one of tiktoken's own, which fetches it from the network
 
 
 def make_tokenizer(name: str, end: str = '') -> Tokenizer:
@@ -161,11 +166,11 @@ def make_tokenizer(name: str, end: str = '') -> Tokenizer:
       f"data.tokenizer={name!r}: must be 'bytes', or 'KIND:FILE' with KIND one "
       f'of {", ".join(TOKENIZERS)}'
     )
-  return TOKENIZERS[kind].make(name, path, end)
+  return TOKENIZERS[kind](name, path, end)
 
 
 def _sentencepiece(name: str, path: str, end: str) -> Tokenizer:
-  with _needed('data', f'data.tokenizer={name!r}'):
+  with needed(f'data.tokenizer={name!r}'):
     import sentencepiece
   model = _content(name, path)
   try:
@@ -192,7 +197,7 @@ def _sentencepiece(name: str, path: str, end: str) -> Tokenizer:
 
 
 def _tokenizers(name: str, path: str, end: str) -> Tokenizer:
-  with _needed('data', f'data.tokenizer={name!r}'):
+  with needed(f'data.tokenizer={name!r}'):
     import tokenizers
   content = _content(name, path)
   try:
@@ -226,69 +231,6 @@ def _tokenizers(name: str, path: str, end: str) -> Tokenizer:
   )
 
 
-def _tiktoken(name: str, path: str, end: str) -> Tokenizer:
-  with _needed('data', f'data.tokenizer={name!r}'):
-    import tiktoken
-  if path in tiktoken.list_encoding_names():
-    encoding = _tiktoken_of_network(tiktoken, name, path)
-  else:
-    ranks = _ranks(name, _content(name, path))
-    encoding = tiktoken.Encoding(
-      path,
-      pat_str=TIKTOKEN_PATTERN,
-      mergeable_ranks=ranks,
-      special_tokens={end or TIKTOKEN_END: max(ranks.values()) + 1},
-    )
-  wanted = end or TIKTOKEN_END
-  number = encoding._special_tokens.get(wanted, -1)
-  table = b''.join(
-    rank.to_bytes(4, 'little') + token
-    for token, rank in sorted(encoding._mergeable_ranks.items())
-  )
-  return Tokenizer(
-    name=name,
-    vocab=encoding.max_token_value + 1,
-    end=_found(number, name, wanted, wanted),
-    fingerprint=fingerprint(
-      b'tiktoken',
-      encoding._pat_str.encode(),
-      table,
-      b'%d' % number,
-    ),
-    raw_encode=lambda texts: encoding.encode_ordinary_batch(
-      unicode_of(texts), num_threads=1
-    ),
-    raw_decode=lambda ids: encoding.decode_bytes(list(map(int, ids))),
-  )
-
-
-def _tiktoken_of_network(tiktoken, name: str, path: str):
-  """Returns one of tiktoken's own encodings."""
-  try:
-    return tiktoken.get_encoding(path)
-  except OSError as error:  # Includes all errors of `requests`.
-    raise ValueError(
-      f'data.tokenizer={name!r}: {path!r} is fetched from the network, which '
-      f'failed ({type(error).__name__}); give a file of it instead, '
-      "'tiktoken:FILE'"
-    ) from None
-
-
-def _ranks(name: str, content: bytes) -> dict[bytes, int]:
-  ranks = {}
-  try:
-    for line in content.splitlines():
-      if line:
-        token, rank = line.split()
-        ranks[base64.b64decode(token, validate=True)] = int(rank)
-  except (ValueError, binascii.Error):
-    raise _no_file_of(name, 'tiktoken', f'line {line[:40]!r}') from None
-  single = {bytes([byte]) for byte in range(256)}
-  if not single <= ranks.keys():
-    raise _no_file_of(name, 'tiktoken', 'some bytes have no token')
-  return ranks
-
-
 def _content(name: str, path: str) -> bytes:
   file = pathlib.Path(path)
   if not file.is_file():
@@ -314,27 +256,9 @@ def _found(number: int, name: str, end: str, own: str) -> int:
   return number
 
 
-def _needed(extra: str, what: str):
-  from diloco.data.paths import needed  # Which imports a reader of URLs.
-
-  return needed(extra, what)
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenizerKind:
-  """A kind of tokenizers that users have in files.
-
-  Attributes:
-    make: takes the tokenizer's whole name, its file and the end token.
-    of_file: True if a file is always meant; False: it may be a name.
-  """
-
-  make: Callable[[str, str, str], Tokenizer]
-  of_file: bool = True
-
-
-TOKENIZERS = {
-  'sentencepiece': TokenizerKind(_sentencepiece),
-  'tokenizers': TokenizerKind(_tokenizers),
-  'tiktoken': TokenizerKind(_tiktoken, of_file=False),
+# Kinds of tokenizers that users have in files, and what makes one: it takes the
+# whole name, the file and the end token.
+TOKENIZERS: dict[str, Callable[[str, str, str], Tokenizer]] = {
+  'sentencepiece': _sentencepiece,
+  'tokenizers': _tokenizers,
 }

@@ -17,7 +17,7 @@ def exported_files(
   sizes: DecoderConfig, seq_len: int, tokenizer: Tokenizer
 ) -> dict[str, Mapping | bytes]:
   """Returns what lies beside the tensors, by its name."""
-  name, content = tokenizer.exported or ('', b'')
+  name, content = tokenizer.exported
   kind = tokenizer.name.partition(':')[0]
   said = (
     f'Tokens are those of {kind!r}, {f"in {name}" if name else "not exported"};'
@@ -57,7 +57,7 @@ def task_files(
     FileNotFoundError: there is no such task file.
     ValueError: it is malformed, or other tools can not ask the model.
   """
-  if tokenizer.exported is None or tokenizer.exported[0] != 'tokenizer.json':
+  if tokenizer.exported[0] != 'tokenizer.json':
     raise ValueError(
       f'--task={task}: lm-eval reads a tokenizer.json, which there is not of '
       f'data.tokenizer={tokenizer.name!r}'

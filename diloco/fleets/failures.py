@@ -5,17 +5,14 @@ One trace covers the whole fleet, so that systems with different numbers of
 learners are compared on the same failures.
 """
 
-import csv
+import bisect
 import dataclasses
 import heapq
 import math
-import pathlib
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Repair = Callable[[random.Random], float]  # Draws seconds.
-
-COLUMNS = ('at_s', 'chip', 'repair_s')
 
 
 def make(kind: str, mean_s: float, shape: float = 1.0) -> Repair:
@@ -47,10 +44,6 @@ REPAIRS = {
   'exponential': lambda mean_s, shape: _weibull(mean_s, 1.0),
   'exponentiated_weibull': _weibull,
 }
-
-
-class TraceError(ValueError):
-  """An unreadable record of failures; says where, and what would be right."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,72 +90,6 @@ def of_learner(
   if not 0 <= learner < learners:
     raise ValueError(f'learner={learner}, must be in 0 … {learners - 1}')
   return tuple(i for i in interruptions if int(i.place * learners) == learner)
-
-
-def read_csv(path: str | pathlib.Path, chips: int) -> tuple[Interruption, ...]:
-  """Reads the failures of a user's cluster, in order of time.
-
-  A UTF-8 text file whose first line names its columns, separated by commas.
-  Three are required, in any order; others are ignored. Lines may be in any
-  order of time:
-
-  * `at_s`: seconds from the beginning of the record to the failure;
-  * `chip`: index of the chip, from 0 to chips − 1; chips of one slice, and
-    slices of one learner, are neighbours;
-  * `repair_s`: seconds until its slice could be used again; if it never came
-    back, until the end of the record.
-
-  Raises:
-    TraceError: with the line number, the value, and what would be right.
-    OSError: there is no such file.
-  """
-  with open(path, newline='', encoding='utf-8') as file:
-    lines = csv.DictReader(file, strict=True)
-    try:
-      names = lines.fieldnames or ()
-      missing = [name for name in COLUMNS if name not in names]
-      if missing:
-        raise TraceError(
-          f'{path}:1: no column {", ".join(missing)}; the first line must '
-          f'name {", ".join(COLUMNS)}, and names {", ".join(names) or "none"}'
-        )
-      read = [_read(line, f'{path}:{lines.line_num}', chips) for line in lines]
-    except csv.Error as error:
-      where = f'{path}:{lines.reader.line_num}'
-      raise TraceError(f'{where}: not CSV: {error}') from None
-    except UnicodeDecodeError as error:
-      raise TraceError(f'{path}: not UTF-8 text: {error}') from None
-  return tuple(sorted(read, key=lambda interruption: interruption.at_s))
-
-
-def _read(line: dict, where: str, chips: int) -> Interruption:
-  if None in line:
-    raise TraceError(
-      f'{where}: more values than the first line has names: {line[None]}'
-    )
-  at_s = _number(line, 'at_s', where)
-  chip = _number(line, 'chip', where)
-  if not (chip.is_integer() and chip < chips):
-    raise TraceError(
-      f'{where}: chip={line["chip"]!r}: must be a whole number from 0 to '
-      f'{chips - 1}, the cluster has {chips} chips'
-    )
-  # The middle of a chip's share, so that rounding can't move it.
-  return Interruption(
-    at_s, (chip + 0.5) / chips, _number(line, 'repair_s', where)
-  )
-
-
-def _number(line: dict, name: str, where: str) -> float:
-  try:
-    value = float(line[name] or '')
-  except ValueError:
-    value = math.nan
-  if not 0 <= value < math.inf:
-    raise TraceError(
-      f'{where}: {name}={line[name]!r}: must be a number, finite, at least 0'
-    )
-  return value
 
 
 # Computes when a group of slices stands still, from its interruptions.
@@ -283,6 +210,37 @@ def capacities(
   return tuple(shares)
 
 
+def running_s(
+  stops: Iterable[Stall],
+  shares: Iterable[tuple[float, float]],
+  until_s: float,
+) -> tuple[float, float]:
+  """Returns the useful and the whole time in which one group runs until then.
+
+  Useful is the time that it runs, times the share of its slices that is there.
+
+  Args:
+    stops: disjoint.
+    shares: as from `capacities`.
+  """
+  times_s, share_from = zip((0.0, 1.0), *shares)
+  useful_s = [0.0]  # Before each of these times, if it never stopped.
+  for i, share in enumerate(share_from[:-1]):
+    useful_s.append(useful_s[-1] + share * (times_s[i + 1] - times_s[i]))
+
+  def useful_until(at_s: float) -> float:
+    i = bisect.bisect_right(times_s, at_s) - 1
+    return useful_s[i] + share_from[i] * (at_s - times_s[i])
+
+  useful, whole = useful_until(until_s), until_s
+  for stop in stops:
+    if stop.begin_s < until_s:
+      end_s = min(stop.end_s, until_s)
+      useful -= useful_until(end_s) - useful_until(stop.begin_s)
+      whole -= end_s - stop.begin_s
+  return useful, whole
+
+
 def stops_from(stops: Iterable[Stall], from_s: float) -> tuple[Stall, ...]:
   """Returns the stops on a clock that starts at `from_s`."""
   return tuple(
@@ -311,14 +269,6 @@ class Death:
 
 
 @dataclasses.dataclass(frozen=True)
-class Arrival:
-  """A learner that was not there at the start says hello."""
-
-  learner: int
-  at_s: float
-
-
-@dataclasses.dataclass(frozen=True)
 class FaultEvents:
   """All scheduled faults of one fleet.
 
@@ -328,7 +278,6 @@ class FaultEvents:
     capacities: by learner, (time, share of its slices that are there from then
       on), ascending.
     deaths: in any order; those of one process don't overlap.
-    arrivals: of learners that don't start at 0.
   """
 
   suspensions: Mapping[int, tuple[Stall, ...]] = dataclasses.field(
@@ -338,4 +287,3 @@ class FaultEvents:
     default_factory=dict
   )
   deaths: tuple[Death, ...] = ()
-  arrivals: tuple[Arrival, ...] = ()

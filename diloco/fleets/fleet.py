@@ -4,13 +4,11 @@
 import dataclasses
 import math
 import random
-import statistics
 from collections.abc import Callable
 
 from diloco.fleets.failures import Death, FaultEvents
 from diloco.fleets.speeds import Speeds
 from diloco.fleets.tally import LearnerCount, Tally
-from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.ages import total as ages_total
 from diloco.protocol.config import ProtocolConfig
 from diloco.simulator.cluster import Cluster, ClusterOptions
@@ -39,90 +37,12 @@ class LinkUse:
   peak_bps: float  # In the busiest window of one inner step.
 
 
-@dataclasses.dataclass(frozen=True)
-class FleetResult:
-  """The result of a simulation."""
-
-  until_s: float  # Simulated time.
-  # Number of learners, present or not, that goodput is relative to.
-  allocated: int
-  learners: dict[int, LearnerCount]  # Counts by id.
-  rounds: int  # Number of merged rounds.
-  spacing_steps: int  # s.
-  uptime: float  # Share of the time in which at least one learner stepped.
-  grace_s: float  # Mean of the rounds' grace windows.
-  links: tuple[LinkUse, ...]  # The links that were used.
-  tally: Tally  # Everything else, for timelines.
-  events: int  # Number of events of all machines.
-
-  @property
-  def goodput(self) -> float:
-    """Goodput by `metrics.goodput`, of slices: missing capacity counts as
-    idle.
-    """
-    works = self.tally.works()
-    return metrics_goodput.share(works, self.allocated, 0.0, self.until_s)
-
-  @property
-  def pace(self) -> float:
-    """Rounds per round that the fastest learner's steps would make due."""
-    most = max((c.steps for c in self.learners.values()), default=0)
-    return self.rounds * self.spacing_steps / most if most else 0.0
-
-  @property
-  def merges_per_hour(self) -> float:
-    return 3600.0 * self.rounds / self.until_s
-
-  @property
-  def steps(self) -> int:
-    return sum(c.steps for c in self.learners.values())
-
-  def participation(self, learner: int) -> float:
-    """Returns the share of the rounds that included the learner."""
-    return self.learners[learner].merged / self.rounds if self.rounds else 0.0
-
-  def staleness(self, learner: int) -> float:
-    """Returns how many versions its merged offers' bases were behind, on
-    average.
-    """
-    count = self.learners[learner]
-    return count.staleness / count.merged if count.merged else 0.0
-
-  def record(self) -> dict[str, float | None]:
-    """Returns the figures that tables show, by name."""
-    taken = [self.participation(m) for m in self.learners]
-    merged = sum(count.merged for count in self.learners.values())
-    staleness = sum(count.staleness for count in self.learners.values())
-    ages = ages_total(count.ages for count in self.learners.values())
-    return {
-      'goodput': self.goodput,
-      'uptime': self.uptime,
-      'pace': self.pace,
-      'steps': self.steps,
-      'merges_per_hour': self.merges_per_hour,
-      'grace_s': self.grace_s,
-      'participation': statistics.fmean(taken),
-      'participation_least': min(taken),
-      'staleness': staleness / merged if merged else None,
-      'age': ages.mean_steps,
-      'old': ages.old_share,
-      'learner_out_gbps': statistics.fmean(self._gbps('out', False, 'mean')),
-      'learner_in_gbps': statistics.fmean(self._gbps('in', False, 'mean')),
-      'syncer_in_peak_gbps': max(self._gbps('in', True, 'peak')),
-      'syncer_out_peak_gbps': max(self._gbps('out', True, 'peak')),
-    }
-
-  def _gbps(self, direction: str, of_syncer: bool, rate: str) -> list[float]:
-    """Returns mean or peak of the links that were used; [0] if none was."""
-    return [
-      getattr(use, f'{rate}_bps') / 1e9
-      for use in self.links
-      if use.direction == direction and (use.process == SYNCER) == of_syncer
-    ] or [0.0]
-
-
 class DecoupledFleet:
-  """One simulation, as it goes.
+  """One simulation, as it goes, and its figures so far.
+
+  Attributes:
+    tally: counts what happened.
+    learners: counts by id.
 
   Args:
     timeline_s: events before this time are kept for a picture.
@@ -138,7 +58,7 @@ class DecoupledFleet:
   ):
     rng = random.Random(seed)
     self.tally = Tally(timeline_s)
-    self.links = Links(network, window_s=max(fleet.step_s))
+    self._wires = Links(network, window_s=max(fleet.step_s))
     self.cluster = Cluster(
       config,
       Timing(
@@ -152,7 +72,7 @@ class DecoupledFleet:
       observer=self.tally,
       options=ClusterOptions(
         checkpoint_rounds=config.fragments,
-        wires=self.links,
+        wires=self._wires,
         speeds={
           # Each has its own stream of draws: no learner affects another's.
           m: Speeds(step_s, fleet.jitter, random.Random(rng.random())).next_s
@@ -181,8 +101,6 @@ class DecoupledFleet:
         sim.at(at_s, lambda m=learner, x=share: self._set_capacity(m, x))
     for death in fault_events.deaths:
       self._schedule_death(death)
-    for arrival in fault_events.arrivals:
-      sim.at(arrival.at_s, lambda m=arrival.learner: self.join(m))
 
   def join(self, learner: int):
     """Starts a learner's process, which says hello."""
@@ -204,30 +122,79 @@ class DecoupledFleet:
     """
     cluster = self.cluster
     cluster.sim.run(until_s, stop=lambda: cluster.ended is not None or stop())
+    self.tally.settle()
 
-  def outcome(self, allocated: int) -> FleetResult:
-    """Returns the result so far, relative to `allocated` learners."""
-    until_s, tally = self.now_s, self.tally
-    tally.settle()
-    for learner in self.cluster.learners:
-      tally.count(learner)
-    return FleetResult(
-      until_s=until_s,
-      allocated=allocated,
-      learners=dict(sorted(tally.learners.items())),
-      rounds=tally.rounds,
-      spacing_steps=self._config.spacing_steps,
-      uptime=tally.stepping.measure_s(until_s) / until_s,
-      grace_s=tally.grace_s / tally.rounds if tally.rounds else 0.0,
-      links=tuple(
-        LinkUse(
-          process, way, meter.bits_until(until_s) / until_s, meter.peak_bps
-        )
-        for (process, way), meter in self.links.meters().items()
-      ),
-      tally=tally,
-      events=tally.events,
+  # Figures -------------------------------------------------------------------
+
+  @property
+  def learners(self) -> dict[int, LearnerCount]:
+    ids = sorted({*self.cluster.learners, *self.tally.learners})
+    return {m: self.tally.count(m) for m in ids}
+
+  @property
+  def steps(self) -> int:
+    return sum(count.steps for count in self.learners.values())
+
+  @property
+  def rounds(self) -> int:
+    """Number of merged rounds."""
+    return self.tally.rounds
+
+  @property
+  def goodput(self) -> float:
+    """Goodput by `metrics.goodput`, of slices: a missing one counts as idle."""
+    return self.tally.goodput(self._config.learners, self.now_s)
+
+  @property
+  def uptime(self) -> float:
+    """Share of the time in which at least one learner stepped."""
+    return self.tally.uptime(self.now_s)
+
+  @property
+  def pace(self) -> float:
+    """Rounds per round that the fastest learner's steps would make due."""
+    most = max((c.steps for c in self.learners.values()), default=0)
+    return self.rounds * self._config.spacing_steps / most if most else 0.0
+
+  @property
+  def links(self) -> tuple[LinkUse, ...]:
+    """The links that were used."""
+    return tuple(
+      LinkUse(
+        process,
+        way,
+        meter.bits_until(self.now_s) / self.now_s,
+        meter.peak_bps,
+      )
+      for (process, way), meter in self._wires.meters().items()
     )
+
+  def participation(self, learner: int) -> float:
+    """Returns the share of the rounds that included the learner."""
+    return self.tally.participation(learner) or 0.0
+
+  def staleness(self, learner: int) -> float:
+    """Returns how many versions its merged offers' bases were behind, mean."""
+    count = self.tally.count(learner)
+    return count.staleness / count.merged if count.merged else 0.0
+
+  def record(self) -> dict[str, float | None]:
+    """Returns the figures that tables show, by name."""
+    counts = self.learners.values()
+    merged = sum(count.merged for count in counts)
+    staleness = sum(count.staleness for count in counts)
+    ages = ages_total(count.ages for count in counts)
+    return {
+      'goodput': self.goodput,
+      'uptime': self.uptime,
+      'pace': self.pace,
+      'merges_per_hour': 3600.0 * self.rounds / self.now_s,
+      'grace_s': self.tally.grace_s / self.rounds if self.rounds else 0.0,
+      'participation': self.tally.mean_participation(len(counts)),
+      'staleness': staleness / merged if merged else None,
+      'age': ages.mean_steps,
+      'old': ages.old_share,
+    }
 
   # What befalls it -----------------------------------------------------------
 
@@ -279,18 +246,16 @@ def run(
   seed: int,
   until_s: float,
   timeline_s: float = 0.0,
-) -> FleetResult:
-  """Runs a whole simulation; learners without an `Arrival` start at 0.
+) -> DecoupledFleet:
+  """Runs a whole simulation, whose learners all start at 0.
 
   Args:
     config: `config.learners` are allocated all the time.
     timeline_s: events before this time are kept for a picture.
   """
   decoupled = DecoupledFleet(config, fleet, network, seed, timeline_s)
-  late = {arrival.learner for arrival in fault_events.arrivals}
   for learner in range(config.learners):
-    if learner not in late:
-      decoupled.join(learner)
+    decoupled.join(learner)
   decoupled.schedule(fault_events)
   decoupled.run(until_s)
-  return decoupled.outcome(config.learners)
+  return decoupled

@@ -137,29 +137,12 @@ WHAT_A_LAUNCH_DOES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class FleetSystem:
-  """A way to train on a fleet.
-
-  Attributes:
-    recovery: a key of `RECOVERIES`; None: as configured.
-    is_diloco: True if its groups exchange once in H steps; False: it is one
-      group, which exchanges after each.
-    is_decoupled: True if no group waits for another: the protocol's machines.
-    streams: True if groups in lock-step exchange fragment by fragment.
-  """
-
-  recovery: str | None = None
-  is_diloco: bool = True
-  is_decoupled: bool = False
-  streams: bool = False
-
-
 DECOUPLED = 'Decoupled DiLoCo'
+# The systems that a study compares, with the recovery that each has; None: as
+# configured. The first two are one group of slices that exchanges after each
+# step, the last are the protocol's machines.
 SYSTEMS = {
-  'data-parallel': FleetSystem('wait', is_diloco=False),
-  'elastic data-parallel': FleetSystem('elastic', is_diloco=False),
-  'synchronous DiLoCo': FleetSystem(),
-  'streaming DiLoCo': FleetSystem(streams=True),
-  DECOUPLED: FleetSystem(is_decoupled=True),
+  'data-parallel': 'wait',
+  'elastic data-parallel': 'elastic',
+  DECOUPLED: None,
 }

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from diloco.metrics import figures
+from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.ages import ContributionAges
 from diloco.metrics.goodput import LearnerWork, Work, joined
 from diloco.protocol.learner import events as learner_events
@@ -128,6 +130,24 @@ class Tally(Observer):
   def works(self) -> tuple[LearnerWork, ...]:
     """Returns the work of all that ever stepped, as `settle` left it."""
     return tuple(self._work.learners.values())
+
+  def goodput(self, learners: int, until_s: float) -> float:
+    """Returns the goodput of M learners from 0 on, as `settle` left it."""
+    return metrics_goodput.share(self.works(), learners, 0.0, until_s)
+
+  def uptime(self, until_s: float) -> float:
+    """Returns the share of the time with at least one learner stepping."""
+    return self.stepping.measure_s(until_s) / until_s
+
+  def participation(self, learner: int) -> float | None:
+    """Returns the share of the rounds that merged a learner."""
+    if learner not in self.learners:
+      return None
+    return figures.participation(self.learners[learner].merged, self.rounds)
+
+  def mean_participation(self, learners: int) -> float | None:
+    """Returns the mean over M learners of their shares of the rounds."""
+    return figures.participation(self.participants, self.rounds, learners)
 
   def _note_work(self, process, made_s: float):
     """Notes that a process made a step of so many useful seconds."""

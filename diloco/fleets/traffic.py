@@ -21,13 +21,7 @@ def all_reduce_share(datacentres: int) -> float:
 
 
 def one_way_share(datacentres: int) -> float:
-  """f' = 1 − 1/D: the share that leaves a data centre for evenly spread shards.
-
-  Raises:
-    ValueError: there is no data centre.
-  """
-  if datacentres < 1:
-    raise ValueError(f'datacentres={datacentres}: must be at least 1')
+  """f' = 1 − 1/D: the share that leaves a data centre, shards being spread."""
   return 1 - 1 / datacentres
 
 

@@ -27,7 +27,7 @@ from absl import flags as absl_flags
 from diloco.config import flags
 from diloco.metrics.workdir import Workdir
 from diloco.run import logs
-from diloco.sweeps import sweep_flags
+from diloco.sweeps import making
 
 _WORKDIR = absl_flags.DEFINE_string('workdir', None, 'Folder of the results.')
 _JOBS = absl_flags.DEFINE_integer(
@@ -45,7 +45,7 @@ _COMPILED = absl_flags.DEFINE_string(
 
 def main(_) -> int:
   logs.keep_ours()
-  return _sweep() if sweep_flags.is_asked() else _run()
+  return _sweep() if making.is_asked() else _run()
 
 
 def _run() -> int:
@@ -59,7 +59,6 @@ def _run() -> int:
 
 def _sweep() -> int:
   from diloco.lab import sweep_runner
-  from diloco.sweeps import making
 
   # Stopped like by Ctrl-C: the processes of its runs end, too.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -68,8 +67,8 @@ def _sweep() -> int:
 
 if __name__ == '__main__':
   flags.define_short_flags()
-  sys.argv = flags.in_full(sweep_flags.spelled_out(sys.argv))
-  sweep_flags.define()
+  sys.argv = flags.in_full(making.spelled_out(sys.argv))
+  making.define_flags()
   flags.define_flags()
   absl_flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')

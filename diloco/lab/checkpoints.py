@@ -98,50 +98,34 @@ class _Unpickler(pickle.Unpickler):
 
 
 class LabCheckpoints:
-  """One process of a run; this class saves nothing and starts anew.
+  """Checkpoints of a run in a folder, or none at all.
 
   Attributes:
-    from_step: step of the checkpoint that it resumes from; 0: none.
+    from_step: step of the checkpoint that the run resumes from; 0: none.
     state: the state there, as given to `save`; None: none.
     earlier_s: wall time of the earlier processes, up to their checkpoint.
-  """
-
-  def __init__(self):
-    self.from_step = 0
-    self.state: Any = None
-    self.earlier_s = 0.0
-
-  def steps(self, total: int) -> range:
-    """Returns the global steps at which the run rests and is saved."""
-    return range(0)
-
-  def save(self, step: int, state: Any) -> Any:
-    """Saves a state; returns it as a resumed process would find it."""
-    return unpack(pack(state))
-
-  def close(self):
-    """Called when the process ends."""
-
-  def finish(self):
-    """Called when the run is over, and its result is written."""
-
-
-class KeptCheckpoints(LabCheckpoints):
-  """Checkpoints in a folder.
 
   Args:
     folder: used for this alone; contents of another configuration, or of
-      another version of jax, are removed.
+      another version of jax, are removed. None: nothing is saved.
 
   Raises:
     ConfigError: a checkpoint of this run can't be read by this program.
   """
 
-  def __init__(self, folder: pathlib.Path, config: RunConfig):
-    super().__init__()
+  def __init__(
+    self,
+    folder: pathlib.Path | None = None,
+    config: RunConfig | None = None,
+  ):
+    self.from_step = 0
+    self.state: Any = None
+    self.earlier_s = 0.0
     self._began_s = time.monotonic()
     self._folder = folder
-    self._every = config.lab.checkpoint_steps
+    self._every = config.lab.checkpoint_steps if folder else 0
+    if not self._every:
+      return
     self._header = {
       'config': {k: str(x) for k, x in run_config.flat(config).items()},
       'jax': jax.__version__,
@@ -154,9 +138,11 @@ class KeptCheckpoints(LabCheckpoints):
     )
 
   def steps(self, total: int) -> range:
+    """Returns the global steps at which the run rests and is saved."""
     return range(self._every, total, self._every) if self._every else range(0)
 
   def save(self, step: int, state: Any) -> Any:
+    """Saves a state; returns it as a resumed process would find it."""
     packed = pack(state)
     meta = {
       'header': self._header,
@@ -167,10 +153,14 @@ class KeptCheckpoints(LabCheckpoints):
     return unpack(packed)
 
   def close(self):
-    self._checkpoints.close(SAVE_S_MAX)
+    """Called when the process ends."""
+    if self._every:
+      self._checkpoints.close(SAVE_S_MAX)
 
   def finish(self):
-    shutil.rmtree(self._folder, ignore_errors=True)
+    """Called when the run is over, and its result is written."""
+    if self._every:
+      shutil.rmtree(self._folder, ignore_errors=True)
 
   def _resume(self):
     """Reads this run's newest checkpoint; removes all that is of no use."""
@@ -182,10 +172,8 @@ class KeptCheckpoints(LabCheckpoints):
       self.state = unpack(found.arrays)
     except UNREADABLE as error:
       raise ConfigError(
-        [
-          f'{found.path}: is of another version of this program ({error}): '
-          f'remove {self._folder} to begin anew, or use another --workdir'
-        ]
+        f'{found.path}: is of another version of this program ({error}): '
+        f'remove {self._folder} to begin anew, or use another --workdir'
       ) from None
     self.from_step, self.earlier_s = found.step, found.meta['wall_s']
     for path in self._folder.iterdir():  # Newer ones can't be read.

@@ -17,7 +17,7 @@ from diloco.config.lab_section import SYSTEMS, Kill
 from diloco.fleets.tally import Tally
 from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule
-from diloco.lab.outputs import Health, LabObserver, Point, Trained
+from diloco.lab.outputs import LabObserver, LabRun, Trained
 from diloco.lab.process_arrays import devices_of, on_device, on_host
 from diloco.learner.device import InnerDevice
 from diloco.metrics import goodput as metrics_goodput
@@ -151,16 +151,18 @@ class DataParallelSteps:
 
 
 class DataParallelArrays:
-  """The model that all learners share."""
+  """The model that all learners share.
+
+  Attributes:
+    params: path -> array; the next step donates the arrays.
+  """
 
   def __init__(self, run_spec: RunSpec, learners: int):
     self._run_spec = run_spec
     self._shards = [run_spec.dataset(m) for m in range(learners)]
-    self._heldout, self._health = Heldout(run_spec), Health(run_spec)
-    self._whole = Heldout(run_spec, run_spec.config.lab.final_eval_batches)
     self._device = functools.cache(self._make_device)
     self._all = self._device(learners)
-    self._params, self._inner = self._all.init(run_spec.initial_parameters())
+    self.params, self._inner = self._all.init(run_spec.initial_parameters())
 
   def step(self, positions: Mapping[int, int], lr: float, number: int) -> float:
     """Makes one step on a batch of each of some learners.
@@ -173,8 +175,8 @@ class DataParallelArrays:
     """
     rows = [self._shards[m][at]['tokens'] for m, at in positions.items()]
     device = self._device(len(rows))
-    self._params, self._inner, metrics = device.step(
-      self._params,
+    self.params, self._inner, metrics = device.step(
+      self.params,
       self._inner,
       device.put_batch({'tokens': np.concatenate(rows)}),
       lr,
@@ -182,30 +184,14 @@ class DataParallelArrays:
     )
     return float(metrics['loss'])
 
-  def seen(self, final: bool = False) -> dict[str, Any]:
-    """Returns held-out loss, nats per token, and the health of experts.
-
-    Args:
-      final: the run is over: use `lab.final_eval_batches` of that text.
-    """
-    heldout = self._whole if final else self._heldout
-    return {
-      'loss': heldout.loss(self._params),
-      'health': self._health.of(self._params),
-    }
-
-  def parameters(self) -> dict[str, np.ndarray]:
-    """Returns path -> f32 array."""
-    return {path: np.asarray(x) for path, x in self._params.items()}
-
   def save(self) -> tuple[Any, Any]:
     """Returns parameters and inner state, on the host."""
-    return on_host(self._params), on_host(self._inner)
+    return on_host(self.params), on_host(self._inner)
 
   def restore(self, saved: tuple[Any, Any]):
     """Restores what `save` returned."""
     params, inner = saved
-    self._params = on_device(params, self._all.params_like)
+    self.params = on_device(params, self._all.params_like)
     self._inner = on_device(inner, self._all.state_like)
 
   def _make_device(self, members: int) -> InnerDevice:
@@ -217,8 +203,13 @@ class DataParallelArrays:
     return InnerDevice(run_spec, devices_of(run_spec))
 
 
-class DataParallel:
+class DataParallel(LabRun):
   """One run of data-parallel; arguments are those of `Decoupled`."""
+
+  _KEPT = (
+    '_kills', '_group', '_batches', '_steps', '_told', '_coming', '_points',
+    '_tally', '_look_at',
+  )  # fmt: skip
 
   def __init__(
     self,
@@ -229,14 +220,11 @@ class DataParallel:
     observer: LabObserver,
     checkpoints: LabCheckpoints,
   ):
+    super().__init__(run_spec, tell, observer, checkpoints)
     config = run_spec.config
     lab = config.lab
-    self._config = config
-    self._checkpoints = checkpoints
     self._kills = list(kills)
-    self._tell = tell
     self._timeline_s = timeline_s
-    self._observer = observer
     system = SYSTEMS[lab.system]
     self._learners = system.learners(config.protocol.learners)
     self._group = DataParallelSteps(
@@ -251,7 +239,6 @@ class DataParallel:
     self._steps = 0
     self._told = 0  # Reported deaths of the group.
     self._coming: list[tuple[float, int]] = []  # (time of return, learner).
-    self._points: list[Point] = []
     self._tally = Tally(timeline_s)
 
   def run(self) -> Trained:
@@ -293,32 +280,27 @@ class DataParallel:
       goodput=metrics_goodput.share(
         works, self._learners, 0.0, self._group.now_s
       ),
-      parameters=self._arrays.parameters(),
+      parameters={p: np.asarray(x) for p, x in self._arrays.params.items()},
       tally=self._tally,
       deaths=tuple(self._group.deaths),
       merged_tokens=self._tally.tokens,
     )
 
-  # What a checkpoint keeps besides the arrays and the observer's place.
-  _KEPT = (
-    '_kills', '_group', '_batches', '_steps', '_told', '_coming', '_points',
-    '_tally', '_look_at',
-  )  # fmt: skip
-
   def _state(self) -> dict[str, Any]:
-    kept = {name: getattr(self, name) for name in self._KEPT}
-    place = self._observer.place()
-    return kept | {'arrays': self._arrays.save(), 'observer': place}
+    return super()._state() | {'arrays': self._arrays.save()}
 
   def _go_on(self, state: dict[str, Any]):
     self._arrays.restore(state['arrays'])
-    for name in self._KEPT:
-      setattr(self, name, state[name])
+    super()._go_on(state)
 
   @property
   def _step(self) -> int:
     """The global step t: steps of as many tokens as all learners have."""
     return sum(self._batches) // self._learners
+
+  @property
+  def _now_s(self) -> float:
+    return self._group.now_s
 
   def _make(self, step: DataParallelStep):
     """Makes a step that takes no more batches than are left."""
@@ -378,14 +360,6 @@ class DataParallel:
         self._observer.happened(back_s, learner_name(learner), 'started')
         self._coming.remove((back_s, learner))
 
-  def _look(self, final: bool = False):
-    point = Point(
-      step=self._step,
-      tokens=self._tally.tokens,
-      learners_loss=float('nan'),
-      at_s=self._group.now_s,
-      **self._arrays.seen(final),
-    )
-    self._points.append(point)
-    self._tell(point.step, point.loss)
-    self._observer.evaluated(point)
+  def _seen(self, heldout: Heldout) -> dict[str, Any]:
+    params = self._arrays.params
+    return {'loss': heldout.loss(params), 'health': self._health.of(params)}

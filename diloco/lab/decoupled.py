@@ -17,7 +17,7 @@ from diloco.config.lab_section import Kill
 from diloco.fleets.tally import Tally
 from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule, TransientLearners
-from diloco.lab.outputs import Health, LabObserver, Point, Trained
+from diloco.lab.outputs import LabObserver, LabRun, Trained
 from diloco.lab.process_arrays import ArrayBackend, devices_of
 from diloco.learner.device import Device
 from diloco.metrics import ages, names, token_ledger
@@ -120,8 +120,16 @@ class ObservedTally(Tally):
     self._observer.decided(at_s, tape_events.kind_of(effect), fields)
 
 
-class Decoupled:
-  """One run of Decoupled DiLoCo in the lab."""
+class Decoupled(LabRun):
+  """One run of Decoupled DiLoCo in the lab.
+
+  Args:
+    timeline_s: events before this time are kept for a picture.
+  """
+
+  _KEPT = (
+    '_points', '_deaths', '_failures', '_transient', '_planned', '_agenda',
+  )  # fmt: skip
 
   def __init__(
     self,
@@ -132,22 +140,16 @@ class Decoupled:
     observer: LabObserver,
     checkpoints: LabCheckpoints,
   ):
+    super().__init__(run_spec, tell, observer, checkpoints)
     config = run_spec.config
     protocol = config.protocol
-    self._config = config
-    self._tell = tell
-    self._observer = observer
     self._kills = kills
-    self._heldout, self._health = Heldout(run_spec), Health(run_spec)
-    self._whole = Heldout(run_spec, run_spec.config.lab.final_eval_batches)
     self._tally = ObservedTally(
       timeline_s, protocol.fragments, observer, run_spec
     )
-    self._points: list[Point] = []
     self._deaths: list[tuple[int, float, float]] = []
     self._failures = FailureSchedule(config)
     self._transient = TransientLearners(config)
-    self._checkpoints = checkpoints
     self._backend = ArrayBackend(
       run_spec, Device(run_spec, devices_of(run_spec))
     )
@@ -195,10 +197,10 @@ class Decoupled:
       if not self._cluster.ended:
         do()
     self._run_to(math.inf)
-    self._look(self._whole)
+    self._look(final=True)
     self._tally.settle()
     cluster, counts = self._cluster, self._tally.learners.values()
-    learner_s = self._transient.learner_s(cluster.sim.now)
+    learner_s = self._transient.learner_s(self._now_s)
     rounds = self._tally.rounds
     merged = ages.total(count.ages for count in counts)
     rows = self._tally.ledger.rows().values()
@@ -206,7 +208,7 @@ class Decoupled:
       points=tuple(self._points),
       steps=sum(count.steps for count in counts),
       rounds=rounds,
-      participation=self._tally.participants / (rounds * protocol.learners),
+      participation=self._tally.mean_participation(protocol.learners),
       goodput=sum(count.useful_s for count in counts) / learner_s,
       parameters=cluster.syncer.contents.model.parameters(),
       tally=self._tally,
@@ -241,17 +243,22 @@ class Decoupled:
 
   def _run_to(self, step: float):
     """Runs until t is `step`, or the run has ended."""
-    self._run_until(lambda: self._step() >= step)
+    self._run_until(lambda: self._step >= step)
 
   def _run_until(self, holds: Callable[[], bool]):
     cluster = self._cluster
     cluster.sim.run(
       self._horizon_s, stop=lambda: cluster.ended is not None or holds()
     )
-    assert cluster.sim.now < self._horizon_s, f'hangs at step {self._step()}'
+    assert cluster.sim.now < self._horizon_s, f'hangs at step {self._step}'
 
+  @property
   def _step(self) -> int:
     return self._cluster.syncer.machine.step
+
+  @property
+  def _now_s(self) -> float:
+    return self._cluster.sim.now
 
   def _seen(self, heldout: Heldout) -> dict[str, Any]:
     """Evaluates Θ and the mean of the learners' parameters."""
@@ -272,17 +279,6 @@ class Decoupled:
       'learners_loss': heldout.loss(mean) if mean else float('nan'),
       'health': self._health.of(theta, learners, spikes),
     }
-
-  def _look(self, heldout: Heldout | None = None):
-    point = Point(
-      step=self._step(),
-      tokens=self._tally.tokens,
-      at_s=self._cluster.sim.now,
-      **self._seen(heldout or self._heldout),
-    )
-    self._points.append(point)
-    self._tell(point.step, point.loss)
-    self._observer.evaluated(point)
 
   # Beginning and going on ---------------------------------------------------
 
@@ -309,24 +305,16 @@ class Decoupled:
     if cluster.ended is None:
       self._go_on(self._checkpoints.save(step, self._state()))
 
-  # What a checkpoint keeps besides processes, counts and the observer's place.
-  _KEPT = (
-    '_points', '_deaths', '_failures', '_transient', '_planned', '_agenda',
-  )  # fmt: skip
-
   def _state(self) -> dict[str, Any]:
     learners = self._cluster.learners
-    state = {name: getattr(self, name) for name in self._KEPT}
-    return state | {
+    return super()._state() | {
       'alive': [m for m in sorted(learners) if not learners[m].gone],
       'cluster': self._cluster.save(),
       'tally': self._tally.state(),  # After that, which saves their steps.
-      'observer': self._observer.place(),
     }
 
   def _go_on(self, state: dict[str, Any]):
-    for name in self._KEPT:
-      setattr(self, name, state[name])
+    super()._go_on(state)
     self._tally.go_on(state['tally'])
     self._cluster = self._make_cluster(state['cluster'])
     for learner in state['alive']:
@@ -364,7 +352,7 @@ class Decoupled:
 
   def _strike(self, kill: Kill):
     """Kills a process, unless it is dead or has left already."""
-    now_s, learner = self._cluster.sim.now, kill.learner
+    now_s, learner = self._now_s, kill.learner
     back_s = now_s + self._failures.away_s
     if learner is not None:
       self._die(learner, back_s)
@@ -377,7 +365,7 @@ class Decoupled:
   def _die(self, learner: int, back_s: float):
     process = self._cluster.learners.get(learner)  # A visitor may not be there.
     if process is not None and not process.gone:
-      now_s = self._cluster.sim.now
+      now_s = self._now_s
       self._cluster.kill(learner)
       self._deaths.append((learner, now_s, back_s))
       self._observer.happened(now_s, learner_name(learner), 'killed')
@@ -388,7 +376,7 @@ class Decoupled:
     It does nothing if one is alive, the learner is not due, or the run has
     ended.
     """
-    now_s = self._cluster.sim.now
+    now_s = self._now_s
     old = self._cluster.learners.get(learner)
     free = old is None or old.gone
     expected = self._transient.expects(learner, now_s)
@@ -397,13 +385,13 @@ class Decoupled:
       self._observer.happened(now_s, learner_name(learner), 'started')
 
   def _welcome_visitors(self):
-    self._transient.begin(self._cluster.sim.now)
+    self._transient.begin(self._now_s)
     for learner in self._transient.visitors:
       self._start(learner)
 
   def _dismiss_visitors(self):
     """Makes the visitors leave with notice, as if preempted."""
-    now_s = self._cluster.sim.now
+    now_s = self._now_s
     self._transient.end(now_s)
     for learner in self._transient.visitors:
       process = self._cluster.learners.get(learner)
@@ -413,7 +401,7 @@ class Decoupled:
 
   def _start_syncer(self):
     self._cluster.start_syncer()
-    self._observer.happened(self._cluster.sim.now, 'syncer', 'started')
+    self._observer.happened(self._now_s, 'syncer', 'started')
 
 
 def announced_step(protocol: ProtocolConfig) -> int:

@@ -112,6 +112,6 @@ def plan(config: RunConfig) -> tuple[Kill, ...]:
   )
   if not system.has_syncer and any(kill.learner is None for kill in kills):
     raise ConfigError(
-      [f'faults: lab.system={name!r} has no syncer that could be killed']
+      f'faults: lab.system={name!r} has no syncer that could be killed'
     )
   return kills

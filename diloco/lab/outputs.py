@@ -12,7 +12,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.data import text_windows
 from diloco.fleets.tally import Tally
+from diloco.lab.checkpoints import LabCheckpoints
 from diloco.metrics import files, names
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.run_progress import ProgressLine, count
@@ -36,6 +37,7 @@ from diloco.metrics.writer import (
   Writer,
 )
 from diloco.models import api, routing
+from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
 
 Params = Mapping[str, np.ndarray]  # Path -> array.
@@ -59,8 +61,8 @@ class Point:
   step: int
   tokens: int
   loss: float
-  learners_loss: float
   at_s: float
+  learners_loss: float = float('nan')
   health: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -118,42 +120,13 @@ class LabObserver:
     """Called last."""
 
 
-class LabObservers(LabObserver):
-  """Forwards to several observers."""
-
-  def __init__(self, observers: Sequence[LabObserver]):
-    self._observers = tuple(observers)
-
-  def happened(self, at_s: float, process: str, event: str, detail: str = ''):
-    for observer in self._observers:
-      observer.happened(at_s, process, event, detail)
-
-  def stepped(self, learner: int, step: int, scalars: Mapping[str, float]):
-    for observer in self._observers:
-      observer.stepped(learner, step, scalars)
-
-  def decided(self, at_s: float, kind: str, fields: Mapping):
-    for observer in self._observers:
-      observer.decided(at_s, kind, fields)
-
-  def evaluated(self, point: Point):
-    for observer in self._observers:
-      observer.evaluated(point)
-
-  def place(self) -> dict[str, Any]:
-    return {k: x for each in self._observers for k, x in each.place().items()}
-
-  def close(self):
-    for observer in self._observers:
-      observer.close()
-
-
 class Recording(LabObserver):
   """Writes into an empty folder, or over an earlier run of the lab.
 
   Args:
     place: of the checkpoint from which a run resumes: what was written since
       is removed. None: all of it is.
+    shown: what shows the run as it goes.
 
   Raises:
     ConfigError: the folder holds a run of processes, or lacks what the run had
@@ -165,13 +138,15 @@ class Recording(LabObserver):
     folder: pathlib.Path,
     config: RunConfig,
     place: Mapping[str, Any] | None = None,
+    shown: LabObserver | None = None,
   ):
     workdir = Workdir(folder)
+    self._shown = shown or LabObserver()
     self._hparams = run_config.flat(config)
     for other in (workdir.status, workdir.pids):
       if other.exists():
         raise ConfigError(
-          [f'--workdir={folder}: holds a run of processes, see {other.name}']
+          f'--workdir={folder}: holds a run of processes, see {other.name}'
         )
     self._workdir = workdir
     self._cut(place['sizes'] if place else {})
@@ -179,7 +154,7 @@ class Recording(LabObserver):
       folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
       raise ConfigError(
-        [f'--workdir={folder}: no run can be kept there: {error}']
+        f'--workdir={folder}: no run can be kept there: {error}'
       ) from None
     files.write_json(workdir.config, config)
     self._every = config.run.log_every_steps
@@ -214,14 +189,13 @@ class Recording(LabObserver):
     for name, size in sizes.items():
       if name not in found or found[name].stat().st_size < size:
         raise ConfigError(
-          [
-            f'--workdir={workdir.root}: {name} is shorter than at the '
-            'checkpoint: remove checkpoints/lab to begin anew'
-          ]
+          f'--workdir={workdir.root}: {name} is shorter than at the '
+          'checkpoint: remove checkpoints/lab to begin anew'
         )
       os.truncate(found[name], size)
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
+    self._shown.happened(at_s, process, event, detail)
     _write(
       self._events,
       {
@@ -233,6 +207,7 @@ class Recording(LabObserver):
     )
 
   def stepped(self, learner: int, step: int, scalars: Mapping[str, float]):
+    self._shown.stepped(learner, step, scalars)
     self._write_last(learner)
     self._last[learner] = step, dict(scalars)
     self._newest = learner
@@ -241,10 +216,12 @@ class Recording(LabObserver):
     _write(self._tape, {names.TIME: at_s, 'kind': kind, **fields})
 
   def evaluated(self, point: Point):
+    self._shown.evaluated(point)
     if self._newest is not None:
       self._last[self._newest][1][names.EVAL_LOSS] = point.loss
 
   def close(self):
+    self._shown.close()
     for learner in sorted(self._last):
       self._write_last(learner, always=True)
     for writer in self._writers.values():
@@ -336,6 +313,58 @@ class Health:
     placed = {path: jnp.asarray(x) for path, x in params.items()}
     probs, chosen = self._routing(placed, self._tokens)
     return np.asarray(probs), np.asarray(chosen)
+
+
+class LabRun:
+  """What the runs of all systems share: evaluations, and what is saved.
+
+  A subclass has `_tally`, `_step` and `_now_s`, and evaluates in `_seen`.
+
+  Args:
+    tell: called with the global step and the loss of each evaluation.
+  """
+
+  # What a checkpoint keeps as it is, besides the observer's place.
+  _KEPT: tuple[str, ...] = ()
+
+  def __init__(
+    self,
+    run_spec: RunSpec,
+    tell: Callable[[int, float], None],
+    observer: LabObserver,
+    checkpoints: LabCheckpoints,
+  ):
+    self._config = run_spec.config
+    self._tell = tell
+    self._observer = observer
+    self._checkpoints = checkpoints
+    self._heldout, self._health = Heldout(run_spec), Health(run_spec)
+    self._whole = Heldout(run_spec, run_spec.config.lab.final_eval_batches)
+    self._points: list[Point] = []
+
+  def _seen(self, heldout: Heldout) -> dict[str, Any]:
+    """Evaluates on that text; returns fields of a `Point`."""
+    raise NotImplementedError
+
+  def _look(self, final: bool = False):
+    """Evaluates; at the end on `lab.final_eval_batches` of the text."""
+    point = Point(
+      step=self._step,
+      tokens=self._tally.tokens,
+      at_s=self._now_s,
+      **self._seen(self._whole if final else self._heldout),
+    )
+    self._points.append(point)
+    self._tell(point.step, point.loss)
+    self._observer.evaluated(point)
+
+  def _state(self) -> dict[str, Any]:
+    kept = {name: getattr(self, name) for name in self._KEPT}
+    return kept | {'observer': self._observer.place()}
+
+  def _go_on(self, state: dict[str, Any]):
+    for name in self._KEPT:
+      setattr(self, name, state[name])
 
 
 class ShownProgress(LabObserver):

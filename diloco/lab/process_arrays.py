@@ -172,11 +172,11 @@ class LearnerArrays:
     self._inner = self._device.fresh_state(self._params)
 
   def update(self, p: int, version: int, data, crc: int) -> str | None:
-    parts = self._run_spec.owners.split(data, p, self._run_spec.down)
+    parts = self._run_spec.owners.parts(data, p)
     return self._taken_in(self._host.update, p, version, parts, crc)
 
   def replace(self, p: int, version: int, data, crc: int) -> str | None:
-    parts = self._run_spec.owners.split(data, p, self._run_spec.full)
+    parts = self._run_spec.owners.parts(data, p)
     return self._taken_in(self._host.replace, p, version, parts, crc)
 
   def _taken_in(self, take_in, *what) -> str | None:

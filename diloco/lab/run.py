@@ -15,12 +15,11 @@ from diloco.config.lab_section import SYSTEMS
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.lab import failure_schedule
-from diloco.lab.checkpoints import KeptCheckpoints, LabCheckpoints
+from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.data_parallel import DataParallel
 from diloco.lab.decoupled import Decoupled
 from diloco.lab.outputs import (
   LabObserver,
-  LabObservers,
   Recording,
   ShownProgress,
   Trained,
@@ -96,21 +95,15 @@ def make(
   try:
     run_spec = make_run_spec(config)
   except (ValueError, FileNotFoundError) as error:
-    raise ConfigError([str(error)]) from None
+    raise ConfigError(str(error)) from None
   learners = SYSTEMS[config.lab.system].learners(config.protocol.learners)
-  checkpoints, place = LabCheckpoints(), None
-  if config.lab.checkpoint_steps:
-    kept = Workdir(workdir).checkpoints('lab')
-    checkpoints = KeptCheckpoints(kept, config)
+  checkpoints = LabCheckpoints(Workdir(workdir).checkpoints('lab'), config)
+  place = None
   if checkpoints.from_step:
     print(f'goes on from step {checkpoints.from_step}', file=sys.stderr)
     place = checkpoints.state['observer']
-  observer = LabObservers(
-    [
-      Recording(workdir, config, place),
-      ShownProgress(learners, config.protocol.total_steps),
-    ]
-  )
+  shown = ShownProgress(learners, config.protocol.total_steps)
+  observer = Recording(workdir, config, place, shown)
   try:
     trained = train(run_spec, observer=observer, checkpoints=checkpoints)
   finally:

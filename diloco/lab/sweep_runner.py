@@ -7,20 +7,19 @@ share their compiled programs: for a run of 131 k parameters, 13 to 15 s of 20
 to 23 s of CPU do not depend on its steps.
 """
 
-import contextlib
 import functools
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent import futures
+from collections.abc import Iterator, Sequence
 
 from diloco.sweeps import making
 from diloco.sweeps.making import Sweep, SweepRun
 
 ONE_THREAD = '--xla_cpu_multi_thread_eigen=false'
 LOG = 'log'  # In the folder of a run.
+LOOK_EVERY_S = 0.1
 
 
 def make(asked: Sweep, jobs: int) -> int:
@@ -36,44 +35,32 @@ def make(asked: Sweep, jobs: int) -> int:
 def _side_by_side(
   jobs: int, runs: Sequence[SweepRun]
 ) -> Iterator[tuple[SweepRun, int]]:
-  with _stopping_pool(jobs) as submit:
-    running = {submit(run): run for run in runs}
-    for done in futures.as_completed(running):
-      yield running[done], done.result()
-
-
-@contextlib.contextmanager
-def _stopping_pool(jobs: int) -> Iterator[Callable[..., futures.Future]]:
-  """Yields what submits a run; Ctrl-C ends those that have begun, and no
-  other begins.
-  """
-  pool = futures.ThreadPoolExecutor(jobs)
-  submitted, processes = [], set()
-
-  def submit(run: SweepRun) -> futures.Future:
-    submitted.append(pool.submit(_run, run, processes))
-    return submitted[-1]
-
+  """Yields runs with their exit codes; with it, those that run end, too."""
+  waiting, running = list(runs), {}
   try:
-    yield submit
+    while waiting or running:
+      while waiting and len(running) < jobs:
+        run = waiting.pop(0)
+        running[_start(run)] = run
+      time.sleep(LOOK_EVERY_S)
+      for process in [p for p in running if p.poll() is not None]:
+        yield running.pop(process), process.returncode
   except KeyboardInterrupt:
     print('the same command goes on with the sweep', file=sys.stderr)
     raise
   finally:
-    pool.shutdown(wait=False, cancel_futures=True)
-    # Again and again: a process may be just beginning.
-    while not all(future.done() for future in submitted):
-      for process in tuple(processes):
-        process.terminate()
-      time.sleep(0.1)
+    for process in running:
+      process.terminate()
+    for process in running:
+      process.wait()
 
 
-def _run(run: SweepRun, processes: set[subprocess.Popen]) -> int:
+def _start(run: SweepRun) -> subprocess.Popen:
   folder = run.workdir.root
   folder.mkdir(parents=True, exist_ok=True)
   xla = f'{os.environ.get("XLA_FLAGS", "")} {ONE_THREAD}'.strip()
   with (folder / LOG).open('wb') as log:
-    process = subprocess.Popen(
+    return subprocess.Popen(
       [
         sys.executable,
         '-m',
@@ -87,7 +74,3 @@ def _run(run: SweepRun, processes: set[subprocess.Popen]) -> int:
       stderr=log,
       env={**os.environ, 'XLA_FLAGS': xla, 'NPROC': '1'},
     )
-  processes.add(process)
-  code = process.wait()
-  processes.discard(process)
-  return code

@@ -8,7 +8,6 @@ from absl import flags
 from diloco.config import flags as config_flags
 from diloco.config import run_config
 from diloco.run.command import run_command
-from diloco.sizing import dry_runs
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _LEARNER = flags.DEFINE_integer('learner', None, 'Its id, from 0.')
@@ -33,8 +32,6 @@ def main(config: run_config.RunConfig) -> int:
     0; 69 where it was cut off from the syncer when all steps were made; 78
     where the syncer refuses it for good; 143 where it was stopped.
   """
-  if dry_runs.is_asked():
-    return dry_runs.run(config)
   with config_flags.refusing():
     run_config.check_learner(config, _LEARNER.value)
   # Not at the top: --help, and a flag or key that is refused, need no jax.
@@ -53,5 +50,9 @@ def main(config: run_config.RunConfig) -> int:
 
 
 if __name__ == '__main__':
-  dry_runs.define_flags(needed_else=['workdir', 'learner', 'syncer'])
-  run_command(main, required=(), role='learner', access=True)
+  run_command(
+    main,
+    required=('workdir', 'learner', 'syncer'),
+    role='learner',
+    access=True,
+  )

@@ -22,6 +22,7 @@ from diloco.numerics import inner
 from diloco.numerics.blend import make_blend
 from diloco.numerics.fragments import Piece, change, take
 from diloco.numerics.mesh_partition import Partition, Slice
+from diloco.numerics.optimizers import INNER
 from diloco.run.host_slices import HostSlices
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import StepProfiler
@@ -50,8 +51,7 @@ class InnerDevice:
     config = run_spec.config
     self._run_spec = run_spec
     self.tokens_per_step = config.data.batch * config.data.seq_len
-    self._inner = inner.make_inner(
-      optimizer=config.inner.optimizer,
+    self._inner = INNER[config.inner.optimizer](
       b1=config.inner.b1,
       b2=config.inner.b2,
       eps=config.inner.eps,

@@ -54,8 +54,6 @@ class Workdir:
   events = _inside('events.jsonl')
   pids = _inside('pids.json')
   lock = _inside('lock')
-  # What the launcher is asked to do, and has not done yet.
-  requests = _inside('requests')
   loss_plot = _inside('loss.png')
   sample = _inside('sample.txt')
   result = _inside('result.json')  # Of a run of a sweep; see `sweeps.sweep`.
@@ -87,7 +85,7 @@ class Workdir:
     'syncer',
     'checkpoints',
     'chaos',
-    'requests',
+    'requests',  # Of 0.1.0.
   )
 
   @classmethod

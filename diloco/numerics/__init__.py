@@ -5,7 +5,6 @@ Start with `merge` and `outer`: what is merged, and how Θ moves.
 
   fragments         cuts a model into P fragments
   codec             codecs by name: vectors of f32 to bytes and back
-  block_codec       1 to 8 bits a value and a scale a block
   payload           the bytes of a fragment, whole or of some boxes of it
   native            calls blocks.c: the hot path in one pass, with the same bits
   merge             merges outer gradients (Alg. 2, line 12)

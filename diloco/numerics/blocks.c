@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the syncer does to every value, in one pass over memory.
 //
-// The numpy code of block_codec.py, merge.py and outer.py is the reference:
+// The numpy code of codec.py, merge.py and outer.py is the reference:
 // each function here gives its bits, by the same operations on the same values,
 // each rounded by itself. So nothing here may be contracted (setup.py says
 // -ffp-contract=off), and no sum may be reordered: that of squares has numpy's
-// order. What is not finite is declined, and numpy does it. Plain C, called by
-// native.py; it needs no header of Python.
+// order. What is not finite is declined, and numpy does it, as it does all codecs
+// but those of 4 and 8 bits. Plain C, called by native.py; it needs no header of
+// Python.
 
 #include <float.h>
 #include <math.h>
@@ -65,18 +66,12 @@ INLINE uint32_t largest_of(const float *x, long n) {
   return largest;
 }
 
-// block_codec._DIVISOR, by bits.
-static const float DIVISOR[] = {0, 0, 0, 3.48f, 7.47f, 15.43f, 31.37f, 63.25f,
-                                127.0f};
+// codec._DIVISOR.
+INLINE float divisor_of(int bits) { return bits == 8 ? 127.0f : 7.47f; }
 
 // BlockCodec._width: the bytes of the codes of a block of this many values.
 INLINE long run_of(long width, int bits) {
-  if (bits == 8) return width;
-  if (bits == 4) return (width + 1) / 2;
-  long run = 0;
-  for (int field = 4; field; field >>= 1)
-    if (bits & field) run += (width * field + 7) / 8;
-  return run;
+  return bits == 8 ? width : (width + 1) / 2;
 }
 
 // BlockCodec._storable of the scale of a finite block.
@@ -90,61 +85,15 @@ INLINE float storable(float scale, int bits, int scale_bytes) {
   return float_of((pattern + 0x7fff + (pattern >> 16 & 1)) & 0xffff0000);
 }
 
-// BlockCodec._pack, field by field, of any bits: a level is computed again for
-// each of its fields.
-INLINE void pack_fields(const float *x, long width, float step, int bits,
-                        uint8_t *codes) {
-  for (int field = 4, shift = 0; field; field >>= 1) {
-    if (!(bits & field)) continue;
-    long run = (width * field + 7) / 8;
-    uint32_t mask = (1u << field) - 1;
-    memset(codes, 0, run);
-    for (long i = 0, at = 0; at < width; i++, at += run) {
-      long stop = width - at < run ? width - at : run;
-      for (long j = 0; j < stop; j++)
-        codes[j] |= (bits_of(x[at + j] / step + ROUND) >> shift & mask)
-                    << i * field;
-    }
-    shift += field;
-    codes += run;
-  }
-}
-
-// BlockCodec._unpack of any bits: the fields of a level add up in x, exactly.
-INLINE void unpack_fields(float scale, const uint8_t *codes, long width,
-                          int bits, float *x) {
-  for (int field = 4, shift = 0; field; field >>= 1) {
-    if (!(bits & field)) continue;
-    long run = (width * field + 7) / 8;
-    int mask = (1 << field) - 1;
-    // The highest bit of the last field is the sign.
-    int sign = shift + field == bits ? 1 << (field - 1) : 0;
-    for (long i = 0, at = 0; at < width; i++, at += run) {
-      long stop = width - at < run ? width - at : run;
-      for (long j = 0; j < stop; j++) {
-        int found = ((((codes[j] >> i * field) & mask) ^ sign) - sign);
-        x[at + j] = (shift ? x[at + j] : 0) + (float)(found * (1 << shift));
-      }
-    }
-    shift += field;
-    codes += run;
-  }
-  for (long j = 0; j < width; j++) x[j] *= scale;
-}
-
 // BlockCodec._quantise and ._pack; `run` is the bytes of the block's codes.
 // Returns the scale.
 INLINE float encode_block(const float *x, long width, long run, uint32_t largest,
                           int bits, int scale_bytes, uint8_t *codes) {
-  float scale = storable(float_of(largest) / DIVISOR[bits], bits, scale_bytes);
+  float scale = storable(float_of(largest) / divisor_of(bits), bits, scale_bytes);
   float step = scale == 0 ? 1 : scale;
   if (bits == 8) {
     for (long j = 0; j < run; j++)
       codes[j] = (uint8_t)bits_of(x[j] / step + ROUND);
-    return scale;
-  }
-  if (bits != 4) {
-    pack_fields(x, width, step, bits, codes);
     return scale;
   }
   long both = width - run;  // Bytes with two codes.
@@ -162,10 +111,6 @@ INLINE void decode_block(float scale, const uint8_t *codes, long width, long run
                          int bits, float *x) {
   if (bits == 8) {
     for (long j = 0; j < run; j++) x[j] = (float)(int8_t)codes[j] * scale;
-    return;
-  }
-  if (bits != 4) {
-    unpack_fields(scale, codes, width, bits, x);
     return;
   }
   long both = width - run;
@@ -228,8 +173,7 @@ INLINE void decode_span(const uint8_t *data, long n, long block, int bits,
 #define SPECIALISED(CALL)                                  \
   if (bits == 4 && scale_bytes == 2 && block == 128) CALL(128, 4, 2); \
   if (bits == 4) CALL(block, 4, scale_bytes);              \
-  if (bits == 8) CALL(block, 8, scale_bytes);              \
-  CALL(block, bits, scale_bytes)
+  CALL(block, 8, scale_bytes)
 
 // Returns 1 if a value is not finite; `data` is then not written whole.
 CLONES int diloco_encode(const float *x, long n, long block, int bits,
@@ -259,9 +203,9 @@ INLINE float sgd_of(float delta, float trace, Sgd sgd, float *trace_to) {
   return sgd.minus_lr * (sgd.nesterov ? delta + sgd.momentum * moved : moved);
 }
 
-// One round of outer.step, of block after block: SGD of Δ, or where there is no
-// `trace` what another OuterOpt made of it; then what is sent. The next residual
-// serves as u + residual, the next Θ as what is sent, until each is made of it.
+// One round of outer.step, of block after block: SGD of Δ, then what is sent. The
+// next residual serves as u + residual, the next Θ as what is sent, until each is
+// made of it.
 INLINE int round_all(const float *delta, const float *trace,
                      const float *residual, const float *theta, long n,
                      long block, int bits, int scale_bytes, Sgd sgd,
@@ -273,13 +217,9 @@ INLINE int round_all(const float *delta, const float *trace,
     long at = k * block, left = n - at, width = left < block ? left : block;
     long run = left < block ? run_of(left, bits) : whole_run;
     float *restrict wanted = residual_to + at, *restrict sent = theta_to + at;
-    if (trace)
-      for (long j = 0; j < width; j++)
-        wanted[j] = sgd_of(delta[at + j], trace[at + j], sgd, trace_to + at + j) +
-                    residual[at + j];
-    else
-      for (long j = 0; j < width; j++)
-        wanted[j] = delta[at + j] + residual[at + j];
+    for (long j = 0; j < width; j++)
+      wanted[j] = sgd_of(delta[at + j], trace[at + j], sgd, trace_to + at + j) +
+                  residual[at + j];
     uint32_t largest = largest_of(wanted, width);
     if (largest >= INFINITE) return 1;
     uint8_t *to = codes + k * whole_run;
@@ -300,19 +240,7 @@ INLINE int round_all(const float *delta, const float *trace,
 }
 
 // Returns 1 if u + residual is not finite; no result is then written whole.
-CLONES int diloco_send(const float *update, const float *residual,
-                       const float *theta, long n, long block, int bits,
-                       int scale_bytes, uint8_t *data, float *residual_to,
-                       float *theta_to) {
-  Sgd none = {0, 0, 0};
-#define SEND(block, bits, scale_bytes)                                       \
-  return round_all(update, 0, residual, theta, n, block, bits, scale_bytes,  \
-                   none, data, 0, residual_to, theta_to)
-  SPECIALISED(SEND);
-}
-
-// The same of the SGD of Δ; `vectors`: Δ, b, residual, Θ, and the next b,
-// residual and Θ.
+// `vectors`: Δ, b, residual, Θ, and the next b, residual and Θ.
 CLONES int diloco_sgd_send(float *const *vectors, float minus_lr, float momentum,
                            int nesterov, long n, long block, int bits,
                            int scale_bytes, uint8_t *data) {
@@ -322,11 +250,6 @@ CLONES int diloco_sgd_send(float *const *vectors, float minus_lr, float momentum
                    bits, scale_bytes, sgd, data, vectors[4], vectors[5],     \
                    vectors[6])
   SPECIALISED(SGD_SEND);
-}
-
-// Returns the bits of the largest magnitude, of NaN if there is one.
-CLONES uint32_t diloco_largest(const float *x, long n) {
-  return largest_of(x, n);
 }
 
 // Σ x² in the order of numpy's pairwise sum of doubles.
@@ -439,15 +362,6 @@ CLONES int diloco_weighted_sum_encoded(const uint8_t *const *datas,
 #define SUM(block, bits, scale_bytes)                                        \
   return sum_all(datas, cs, m, n, block, bits, scale_bytes, sum, squares), 0
   SPECIALISED(SUM);
-}
-
-CLONES int diloco_sgd(const float *delta, const float *trace, long n,
-                      float minus_lr, float momentum, int nesterov,
-                      float *restrict trace_to, float *restrict update_to) {
-  Sgd sgd = {minus_lr, momentum, nesterov};
-  for (long i = 0; i < n; i++)
-    update_to[i] = sgd_of(delta[i], trace[i], sgd, trace_to + i);
-  return 0;
 }
 
 // CRC-32 as zlib's, of n bytes, a multiple of 16 from 64 up, by products without

@@ -16,8 +16,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:  # The configuration reads `SCHEMES` without jax.
   import jax
 
@@ -125,17 +123,8 @@ def make_layout(
       rest over P - 1 (the paper).
 
   Raises:
-    ValueError: an argument is out of range, or a fragment would be empty.
+    ValueError: a fragment would be empty, or a scheme lacks its tensors.
   """
-  for name, value, known in (
-    ('scheme', scheme, SCHEMES),
-    ('embedding', embedding, EMBEDDINGS),
-  ):
-    if value not in known:
-      raise ValueError(f'{name}={value!r}, must be one of {tuple(known)}')
-  if fragments < 1:
-    raise ValueError(f'fragments={fragments}, must be at least 1')
-
   tables = [
     _whole(path, spec)
     for path, spec in sorted(specs.items())
@@ -174,25 +163,20 @@ def take(params: Params, pieces: Pieces) -> dict[str, Array]:
 
 
 def put(params: Params, pieces: Pieces, arrays: Params) -> dict[str, Array]:
-  """Returns `params` with the pieces replaced, in the dtype of `params`.
+  """Returns numpy `params` with the pieces replaced, in their dtype.
 
   Pure: arrays of `params` that change are copied, once each; the others are
-  shared. Under `jit` with donation XLA updates in place.
+  shared.
 
   Raises:
     ValueError: an array has not the shape of its piece.
   """
   result = dict(params)
   for path in {piece.path for piece in pieces}:
-    if isinstance(result[path], np.ndarray):
-      result[path] = result[path].copy()
+    result[path] = result[path].copy()
   for piece in pieces:
-    array, values = result[piece.path], arrays[piece.name]
-    _check_shape(piece, values)
-    if isinstance(array, np.ndarray):
-      array[piece.index] = values
-    else:
-      result[piece.path] = array.at[piece.index].set(values.astype(array.dtype))
+    _check_shape(piece, arrays[piece.name])
+    result[piece.path][piece.index] = arrays[piece.name]
   return result
 
 

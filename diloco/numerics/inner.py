@@ -16,14 +16,12 @@ import jax.numpy as jnp
 import optax
 
 from diloco.numerics.fragments import TensorSpec
-from diloco.numerics.optimizers import INNER, InnerSettings
 
 PyTree = Any
 Loss = Callable[[PyTree, PyTree, jax.Array], tuple[jax.Array, dict[str, Any]]]
 
 
-def make_inner(
-  optimizer: str = 'adamw',
+def adamw(
   b1: float = 0.9,
   b2: float = 0.95,
   eps: float = 1e-8,
@@ -31,12 +29,9 @@ def make_inner(
   clip_norm: float = 1.0,
   specs: Mapping[str, TensorSpec] | None = None,
 ) -> optax.GradientTransformation:
-  """Returns the inner optimizer of that name.
+  """Returns clip by global norm, Adam and decoupled weight decay, in f32.
 
   Args:
-    optimizer: a key of `optimizers.INNER`: 'adamw', clip by global norm, Adam
-      and decoupled weight decay, in f32; or 'sgd': the plain gradient, neither
-      clipped nor decayed, for tests by identities.
     b1: decay of the first moment.
     b2: decay of the second moment.
     eps: added to the root of the second moment.
@@ -46,35 +41,12 @@ def make_inner(
     specs: the model's tensors. The layer axis of a 'stacked' one is not
       counted, so that the norms of a scanned model count as 1-D. An 'averaged'
       one is left out entirely. None: every axis counts.
-
-  Raises:
-    ValueError: an unknown optimizer, or a number out of range.
   """
-  if optimizer not in INNER:
-    raise ValueError(f'optimizer {optimizer!r}, must be one of {tuple(INNER)}')
-  for name, value in (('b1', b1), ('b2', b2)):
-    if not 0 <= value < 1:
-      raise ValueError(f'{name}={value}, must be in [0, 1)')
-  for name, value in (
-    ('eps', eps),
-    ('weight_decay', weight_decay),
-    ('clip_norm', clip_norm),
-  ):
-    if not value >= 0:
-      raise ValueError(f'{name}={value}, must be ≥ 0')
-  return INNER[optimizer](
-    InnerSettings(b1, b2, eps, weight_decay, clip_norm, specs)
-  )
-
-
-def adamw(settings: InnerSettings) -> optax.GradientTransformation:
-  """Returns clip by global norm, Adam and decoupled weight decay, in f32."""
-  specs, clip_norm = settings.specs, settings.clip_norm
   chain = optax.chain(
     optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
-    optax.scale_by_adam(b1=settings.b1, b2=settings.b2, eps=settings.eps),
+    optax.scale_by_adam(b1, b2, eps),
     optax.add_decayed_weights(
-      settings.weight_decay, mask=lambda params: decays(params, specs)
+      weight_decay, mask=lambda params: decays(params, specs)
     ),
   )
   if any(spec.role == 'averaged' for spec in (specs or {}).values()):
@@ -93,7 +65,7 @@ def decays(
 ) -> PyTree:
   """Returns which tensors weight decay acts on: those of two axes or more.
 
-  `params` may be flat or nested dicts; `specs` is by path, see `make_inner`.
+  `params` may be flat or nested dicts; `specs` is by path, see `adamw`.
   """
 
   def decay(path, param) -> bool:
@@ -124,8 +96,8 @@ class TrainStep:
 
   Attributes:
     loss: (params, batch, rng) -> (scalar, metrics).
-    inner: from `make_inner`; its state is `inner.init(params)`.
-    specs: the same as for `make_inner`.
+    inner: from `optimizers.INNER`; its state is `inner.init(params)`.
+    specs: the same as for `adamw`.
     accumulate: see `accumulated`.
   """
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from diloco.numerics import native
-from diloco.numerics.block_codec import EncodedArray
+from diloco.numerics.codec import EncodedArray
 
 if TYPE_CHECKING:  # The configuration reads `RULES` without jax.
   from diloco.numerics.fragments import Pieces
@@ -119,12 +119,9 @@ def merge(
       rows (`config.build` refuses it).
 
   Raises:
-    ValueError: an unknown rule, learners without weight or the reverse, a
-      weight negative or not finite, or all weights zero.
+    ValueError: learners without weight or the reverse, a weight negative or not
+      finite, or all weights zero.
   """
-  for name in (rule, embedding_rule):
-    if name not in RULES:
-      raise ValueError(f'merge rule {name!r}, must be one of {tuple(RULES)}')
   if contributions.keys() != weights.keys():
     raise ValueError(
       f'contributions of {sorted(contributions)}, weights of {sorted(weights)}'

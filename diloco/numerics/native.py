@@ -16,16 +16,19 @@ import pathlib
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+  from diloco.numerics.codec import BlockCodec
 
 MODULE = 'diloco.numerics._blocks'
 SOURCE = pathlib.Path(__file__).with_name('blocks.c')
 SUM_VALUES = 1 << 16  # As in `blocks.c`; of one sum of squares.
 TILE_VALUES = 512  # As there; blocks of a codec must divide it to be summed.
 _CRC_BYTES, _CRC_BYTES_MIN = 16, 64
-_BITS_MIN = 3  # Of one value; codes of fewer have no level 0, numpy has them.
+_BITS = (4, 8)  # Of one value; numpy has all others.
 _INFINITE = 0x7F80_0000
 
 # Of a file of 64 bits: offsets of the tables of segments and sections, then the
@@ -39,13 +42,7 @@ _CODEC = (_LONG, _LONG, _INT, _INT)  # Values, block, bits, bytes of a scale.
 _ARGUMENTS = {
   'diloco_encode': (_POINTER, *_CODEC, _POINTER),
   'diloco_decode': (_POINTER, *_CODEC, _POINTER),
-  'diloco_send': (*[_POINTER] * 3, *_CODEC, *[_POINTER] * 3),
   'diloco_sgd_send': (_POINTER, _FLOAT, _FLOAT, _INT, *_CODEC, _POINTER),
-  'diloco_sgd': (
-    *(_POINTER, _POINTER, _LONG, _FLOAT, _FLOAT, _INT),
-    *(_POINTER, _POINTER),
-  ),
-  'diloco_largest': (_POINTER, _LONG),
   'diloco_squares': (_POINTER, _LONG, _POINTER),
   'diloco_inspect': (_POINTER, *_CODEC, _POINTER, _POINTER),
   'diloco_weighted_sum': (*[_POINTER] * 2, _LONG, _LONG, *[_POINTER] * 2),
@@ -55,14 +52,6 @@ _ARGUMENTS = {
   ),
   'diloco_crc32': (_POINTER, _LONG, _POINTER),
 }
-
-
-class Blocks(Protocol):
-  """A block codec, as the compiled code needs to know it."""
-
-  bits: int
-  block_size: int
-  scale_bytes: int
 
 
 @functools.cache
@@ -97,8 +86,7 @@ def open_library(path: str) -> ctypes.CDLL:
     raise ValueError(f'{path} was compiled from another blocks.c')
   for name, arguments in _ARGUMENTS.items():
     getattr(library, name).argtypes = arguments
-  for name in ('diloco_largest', 'diloco_inspect'):
-    getattr(library, name).restype = ctypes.c_uint32
+  library.diloco_inspect.restype = ctypes.c_uint32
   return library
 
 
@@ -129,7 +117,7 @@ def _check_whole(path: str):
     raise ValueError(f'{path} is cut: {len(data)} of {needed} bytes')
 
 
-def encode(codec: Blocks, x: np.ndarray, data: np.ndarray) -> bool:
+def encode(codec: 'BlockCodec', x: np.ndarray, data: np.ndarray) -> bool:
   """Encodes f32 [n] into uint8 `data`; False if it was not."""
   library = _of(codec)
   if library is None or not _plain(x, data):
@@ -138,33 +126,13 @@ def encode(codec: Blocks, x: np.ndarray, data: np.ndarray) -> bool:
   return not library.diloco_encode(_at(x), *arguments, _at(data))
 
 
-def decode(codec: Blocks, data: np.ndarray, x: np.ndarray) -> bool:
+def decode(codec: 'BlockCodec', data: np.ndarray, x: np.ndarray) -> bool:
   """Decodes uint8 `data` into f32 [n]; False if it was not."""
   library = _of(codec)
   if library is None or not _plain(data, x):
     return False
   library.diloco_decode(_at(data), *_codec(codec, x.size), _at(x))
   return True
-
-
-def send(
-  codec: Blocks,
-  update: np.ndarray,
-  residual: np.ndarray,
-  theta: np.ndarray,
-  data: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray] | None:
-  """Encodes u + residual into `data`; returns the next residual and Θ."""
-  library = _of(codec)
-  given = (update, residual, theta)
-  if library is None or not _vectors(*given) or not _plain(data):
-    return None
-  results = np.empty_like(residual), np.empty_like(theta)
-  arguments = _codec(codec, update.size)
-  declined = library.diloco_send(
-    *map(_at, given), *arguments, _at(data), *map(_at, results)
-  )
-  return None if declined else results
 
 
 class Sgd(NamedTuple):
@@ -176,7 +144,7 @@ class Sgd(NamedTuple):
 
 
 def sgd_send(
-  codec: Blocks,
+  codec: 'BlockCodec',
   sgd: Sgd,
   given: Sequence[np.ndarray],
   data: np.ndarray,
@@ -201,30 +169,6 @@ def sgd_send(
   return None if declined else results
 
 
-def sgd(
-  delta: np.ndarray, trace: np.ndarray, factors: Sgd
-) -> tuple[np.ndarray, np.ndarray] | None:
-  """Returns the update and the next trace of `outer.make_outer`."""
-  library = load()
-  if library is None or not _vectors(delta, trace):
-    return None
-  update, trace_to = np.empty_like(delta), np.empty_like(delta)
-  library.diloco_sgd(
-    *(_at(delta), _at(trace), delta.size),
-    *(-factors.lr, factors.momentum, factors.nesterov),
-    *(_at(trace_to), _at(update)),
-  )
-  return update, trace_to
-
-
-def largest(x: np.ndarray) -> float | None:
-  """Returns max |x| of f32, NaN if any is; None if it was not looked for."""
-  library = load()
-  if library is None or not _vectors(x):
-    return None
-  return _magnitude(library.diloco_largest(_at(x), x.size))
-
-
 def squares(x: np.ndarray) -> np.ndarray | None:
   """Returns Σ x² of each `SUM_VALUES` values, f64."""
   library = load()
@@ -236,9 +180,9 @@ def squares(x: np.ndarray) -> np.ndarray | None:
 
 
 def inspect(
-  codec: Blocks, data: np.ndarray, n: int
+  codec: 'BlockCodec', data: np.ndarray, n: int
 ) -> tuple[float, np.ndarray] | None:
-  """Returns `largest` and `squares` of what uint8 `data` decodes to.
+  """Returns max |x|, NaN if any is, and `squares` of what `data` decodes to.
 
   None also if `weighted_sum_encoded` would decline the codec.
   """
@@ -249,7 +193,8 @@ def inspect(
   bits = library.diloco_inspect(
     _at(data), *_codec(codec, n), _at(sums), _at(room)
   )
-  return _magnitude(bits), sums
+  largest = math.nan if bits > _INFINITE else np.uint32(bits).view(np.float32)
+  return float(largest), sums
 
 
 def weighted_sum(
@@ -268,7 +213,7 @@ def weighted_sum(
 
 
 def weighted_sum_encoded(
-  codec: Blocks,
+  codec: 'BlockCodec',
   factors: Sequence[float],
   datas: Sequence[np.ndarray],
   shape: tuple[int, ...],
@@ -304,13 +249,6 @@ def crc32(data: np.ndarray) -> int:
   return zlib.crc32(rest, crc.value)
 
 
-def _magnitude(bits: int) -> float:
-  """Returns the float of these bits, NaN if they are one."""
-  if bits > _INFINITE:
-    return math.nan
-  return float(np.uint32(bits).view(np.float32))
-
-
 def _sums(n: int) -> np.ndarray:
   return np.empty(-(-n // SUM_VALUES), np.float64)
 
@@ -319,11 +257,11 @@ def _pointers(arrays: Sequence[np.ndarray]) -> np.ndarray:
   return np.array([_at(x) for x in arrays], np.uintp)
 
 
-def _of(codec: Blocks) -> ctypes.CDLL | None:
-  return load() if codec.bits >= _BITS_MIN else None
+def _of(codec: 'BlockCodec') -> ctypes.CDLL | None:
+  return load() if codec.bits in _BITS else None
 
 
-def _codec(codec: Blocks, n: int) -> tuple[int, int, int, int]:
+def _codec(codec: 'BlockCodec', n: int) -> tuple[int, int, int, int]:
   return n, codec.block_size, codec.bits, codec.scale_bytes
 
 

@@ -2,29 +2,17 @@
 """The inner and outer optimizers by name; importing this imports no jax."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
-@dataclasses.dataclass(frozen=True)
-class InnerSettings:
-  """The arguments of `inner.make_inner`, besides the name."""
-
-  b1: float
-  b2: float
-  eps: float
-  weight_decay: float
-  clip_norm: float
-  specs: Mapping[str, Any] | None
-
-
-def _adamw(settings: InnerSettings):
+def _adamw(**settings):
   from diloco.numerics import inner
 
-  return inner.adamw(settings)
+  return inner.adamw(**settings)
 
 
-def _sgd(settings: InnerSettings):
+def _sgd(**settings):
   """Returns the plain gradient, neither clipped nor decayed."""
   del settings
   import optax
@@ -32,7 +20,8 @@ def _sgd(settings: InnerSettings):
   return optax.identity()
 
 
-# Each takes the settings and returns a transformation of optax.
+# Each takes the arguments of `inner.adamw`, and returns a transformation of
+# optax.
 INNER = {
   'adamw': _adamw,
   'sgd': _sgd,

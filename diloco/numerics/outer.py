@@ -28,8 +28,7 @@ import numpy as np
 import optax
 
 from diloco.numerics import native, payload
-from diloco.numerics.block_codec import BlockCodec
-from diloco.numerics.codec import Codec
+from diloco.numerics.codec import BlockCodec, Codec
 from diloco.numerics.fragments import Pieces
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array of its shape.
@@ -78,8 +77,8 @@ class _Sgd(optax.GradientTransformation):
   """SGD with momentum, which `step` can do in one pass with what it sends.
 
   Attributes:
-    at: returns a state's factors, and optax's state in it.
-    then: returns the state after one, given optax's.
+    at: returns a state's factors and momentum b, None if there is none.
+    then: returns the state after one, given the next b.
   """
 
   def __new__(cls, init, update, at, then):
@@ -94,61 +93,49 @@ def make_outer(
   nesterov: bool = True,
   anneal: Anneal | None = None,
 ) -> optax.GradientTransformation:
-  """SGD with Nesterov momentum: b' = μ·b + Δ, u = -η·(Δ + μ·b')."""
-  if anneal is None:
-    sgd = _sgd(native.Sgd(lr, momentum or None, nesterov))
-    if not momentum:
-      return sgd
-    factors = native.Sgd(lr, momentum, nesterov)
-    return _Sgd(*sgd, lambda state: (factors, state), lambda _, sgd: sgd)
+  """SGD with Nesterov momentum: b' = μ·b + Δ, u = -η·(Δ + μ·b').
+
+  Its state is that of `optax.sgd`, and so are its bits.
+  """
+  traced = momentum if anneal else momentum or None
+  sgd = optax.sgd(lr, traced, nesterov)
 
   def start(params):
-    sgd = _sgd(native.Sgd(lr, momentum, nesterov))
-    return _Annealed(np.zeros((), np.int32), sgd.init(params))
+    state = sgd.init(params)
+    return _Annealed(np.zeros((), np.int32), state) if anneal else state
 
   def at(state):
     # Not `inject_hyperparams`: it makes jax arrays of η and μ, and so of all
     # products with them.
-    share = anneal.share(int(state.rounds))
-    to = lr + share * (anneal.final_lr - lr), momentum * (1.0 - share)
-    return native.Sgd(*to, nesterov), state.sgd
+    to, trace = (lr, momentum), (state.sgd if anneal else state)[0]
+    if anneal:
+      share = anneal.share(int(state.rounds))
+      to = lr + share * (anneal.final_lr - lr), momentum * (1.0 - share)
+    return native.Sgd(*to, nesterov), getattr(trace, 'trace', None)
+
+  def then(state, trace):
+    after = optax.TraceState(trace), *(state.sgd if anneal else state)[1:]
+    return _Annealed(_next(state.rounds), after) if anneal else after
 
   def update(updates, state, params=None):
-    factors, sgd = at(state)
-    updates, inner = _sgd(factors).update(updates, sgd, params)
-    return updates, then(state, inner)
-
-  def then(state, sgd):
-    return _Annealed(_next(state.rounds), sgd)
+    del params
+    factors, trace = at(state)
+    lr, momentum = np.float32(-factors.lr), np.float32(factors.momentum)
+    if trace is None:
+      return jax.tree.map(lambda delta: lr * delta, updates), state
+    trace = jax.tree.map(lambda delta, b: momentum * b + delta, updates, trace)
+    wanted = trace
+    if nesterov:
+      wanted = jax.tree.map(
+        lambda delta, b: momentum * b + delta, updates, trace
+      )
+    return jax.tree.map(lambda x: lr * x, wanted), then(state, trace)
 
   return _Sgd(start, update, at, then)
 
 
 def _next(rounds: np.ndarray) -> np.ndarray:
   return np.asarray(rounds + np.int32(1))
-
-
-def _sgd(factors: native.Sgd) -> optax.GradientTransformation:
-  """Makes `optax.sgd`, with its state and its bits in one pass over memory."""
-  sgd = optax.sgd(factors.lr, factors.momentum, factors.nesterov)
-  if factors.momentum is None:
-    return sgd
-
-  def update(updates, state, params=None):
-    trace, scale = state
-    if not isinstance(updates, dict):
-      return sgd.update(updates, state, params)
-    moved = {
-      name: native.sgd(x, trace.trace[name], factors)
-      for name, x in updates.items()
-    }
-    if None in moved.values():
-      return sgd.update(updates, state, params)
-    steps = {name: step for name, (step, _) in moved.items()}
-    traces = {name: trace_to for name, (_, trace_to) in moved.items()}
-    return steps, (optax.TraceState(traces), scale)
-
-  return optax.GradientTransformation(sgd.init, update)
 
 
 VANISHING = 2.0**-54  # 1 minus this, or less, is 1.
@@ -212,13 +199,13 @@ def make_adam(
 
 
 def init(
-  theta: Arrays, optimizer: optax.GradientTransformation, version: int = 0
+  theta: Arrays, optimizer: optax.GradientTransformation
 ) -> FragmentState:
   """Returns the state before the first round; `theta` is copied."""
   theta = {name: np.array(v, np.float32) for name, v in theta.items()}
   residual = {name: np.zeros_like(v) for name, v in theta.items()}
   state = jax.tree.map(np.asarray, optimizer.init(theta))
-  return FragmentState(theta, state, residual, version)
+  return FragmentState(theta, state, residual, version=0)
 
 
 def step(
@@ -228,7 +215,6 @@ def step(
   codec: Codec,
   pieces: Pieces,
   error_feedback: bool = True,
-  rng: np.random.Generator | None = None,
 ) -> tuple[FragmentState, np.ndarray]:
   """Performs one round of one fragment.
 
@@ -240,7 +226,6 @@ def step(
     pieces: the pieces of the fragment; one with role 'averaged' bypasses
       OuterOpt: its u is -Δ, so that its Θ is the learners' mean.
     error_feedback: True sends the rounding error with the next round.
-    rng: for stochastic rounding, see `Codec.encode`.
 
   Returns:
     The next state, and the bytes from which `rebuild` gets the same theta.
@@ -248,30 +233,33 @@ def step(
   Raises:
     ValueError: the outer update is not finite; the round must not close.
   """
-  fusible = isinstance(optimizer, _Sgd) and isinstance(codec, BlockCodec)
-  if fusible and rng is None and error_feedback:
-    fused = _sgd_send(delta, state, optimizer, codec, pieces)
-    if fused is not None:
-      return fused
+  if (
+    isinstance(optimizer, _Sgd)
+    and isinstance(codec, BlockCodec)
+    and error_feedback
+    and all(piece.role != 'averaged' for piece in pieces)
+  ):
+    done = _sgd_send(delta, state, optimizer, codec, pieces)
+    if done is not None:
+      return done
   update, optimizer_state = _optimize(
     optimizer, dict(delta), state.optimizer_state, dict(state.theta)
   )
   plain = {p.name: -delta[p.name] for p in pieces if p.role == 'averaged'}
-  update = _host(update) | plain
-  version = state.version + 1
-  sent = _send(update, state, codec, pieces) if rng is None else None
-  if sent is not None:
-    residual, theta, data = sent
-    residual = residual if error_feedback else state.residual
-    return FragmentState(theta, optimizer_state, residual, version), data
-  wanted = _sum(update, state.residual)
+  wanted = add(_host(update) | plain, state.residual)
   for name, array in wanted.items():
     if not payload.is_finite({name: array}):
       raise ValueError(f'the outer update of {name} is not finite')
-  data = payload.encode(wanted, pieces, codec, rng)
+  data = payload.encode(wanted, pieces, codec)
   sent = payload.decode(data, pieces, codec)
-  residual = _difference(wanted, sent) if error_feedback else state.residual
-  theta = _sum(state.theta, sent)  # As in `rebuild`.
+  residual = state.residual
+  if error_feedback:
+    residual = {
+      name: np.subtract(wanted[name], x, out=np.empty_like(x))
+      for name, x in sent.items()
+    }
+  theta = add(state.theta, sent)  # As in `rebuild`.
+  version = state.version + 1
   return FragmentState(theta, optimizer_state, residual, version), data
 
 
@@ -288,26 +276,10 @@ def rebuild(
 
 def add(theta: Arrays, sent: Arrays) -> dict[str, np.ndarray]:
   """Θ + Q⁻¹(bytes), by name; the one sum that both sides compute."""
-  return _sum(theta, sent)
-
-
-def _send(update: Arrays, state: FragmentState, codec: Codec, pieces: Pieces):
-  """Returns the next residual and Θ and the bytes; None: it is numpy's turn."""
-  if not isinstance(codec, BlockCodec):
-    return None
-  data = np.empty(payload.payload_bytes(pieces, codec), np.uint8)
-  residual, theta, start = {}, {}, 0
-  for piece in pieces:
-    name, stop = piece.name, start + codec.nbytes(piece.size)
-    given = update[name], state.residual[name], state.theta[name]
-    sent = None
-    if given[0].shape == piece.shape:
-      sent = native.send(codec, *given, data[start:stop])
-    if sent is None:
-      return None
-    residual[name], theta[name] = sent
-    start = stop
-  return residual, theta, data
+  return {
+    name: np.add(theta[name], x, out=np.empty_like(x))
+    for name, x in sent.items()
+  }
 
 
 def _sgd_send(
@@ -318,27 +290,22 @@ def _sgd_send(
   pieces: Pieces,
 ) -> tuple[FragmentState, np.ndarray] | None:
   """Does a whole `step` in one pass over memory; None: it was not done."""
-  factors, (trace, scale) = optimizer.at(state.optimizer_state)
+  factors, trace = optimizer.at(state.optimizer_state)
+  if trace is None:
+    return None
   data = np.empty(payload.payload_bytes(pieces, codec), np.uint8)
   traces, residual, theta, start = {}, {}, {}, 0
   for piece in pieces:
     name, stop = piece.name, start + codec.nbytes(piece.size)
-    step, part = (delta[name], trace.trace[name]), data[start:stop]
-    before = state.residual[name], state.theta[name]
-    if step[0].shape != piece.shape:
+    given = delta[name], trace[name], state.residual[name], state.theta[name]
+    if given[0].shape != piece.shape:
       return None
-    if piece.role == 'averaged':
-      moved = native.sgd(*step, factors)
-      sent = native.send(codec, -step[0], *before, part)
-      sent = None if None in (moved, sent) else (moved[1], *sent)
-    else:
-      sent = native.sgd_send(codec, factors, (*step, *before), part)
+    sent = native.sgd_send(codec, factors, given, data[start:stop])
     if sent is None:
       return None
     traces[name], residual[name], theta[name] = sent
     start = stop
-  sgd = optax.TraceState(traces), scale
-  after = optimizer.then(state.optimizer_state, sgd)
+  after = optimizer.then(state.optimizer_state, traces)
   return FragmentState(theta, after, residual, state.version + 1), data
 
 
@@ -354,16 +321,3 @@ def _optimize(optimizer, delta, optimizer_state, theta):
 
 def _host(arrays) -> dict[str, np.ndarray]:
   return {name: np.asarray(v, np.float32) for name, v in arrays.items()}
-
-
-def _sum(a: Arrays, b: Arrays) -> dict[str, np.ndarray]:
-  return {
-    name: np.add(a[name], b[name], out=np.empty_like(b[name])) for name in b
-  }
-
-
-def _difference(a: Arrays, b: Arrays) -> dict[str, np.ndarray]:
-  return {
-    name: np.subtract(a[name], b[name], out=np.empty_like(b[name]))
-    for name in b
-  }

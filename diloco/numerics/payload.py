@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from diloco.numerics import native
-from diloco.numerics.block_codec import BlockCodec, EncodedArray
-from diloco.numerics.codec import Codec
+from diloco.numerics.codec import BlockCodec, Codec, EncodedArray
 from diloco.numerics.fragments import Pieces
 from diloco.numerics.mesh_partition import Slice
 
@@ -28,23 +27,18 @@ def payload_bytes(pieces: Pieces, codec: Codec) -> int:
   return sum(codec.nbytes(piece.size) for piece in pieces)
 
 
-def encode(
-  arrays: Arrays,
-  pieces: Pieces,
-  codec: Codec,
-  rng: np.random.Generator | None = None,
-) -> np.ndarray:
-  """Returns the fragment as uint8 [payload_bytes]; `rng`: see `Codec.encode`.
+def encode(arrays: Arrays, pieces: Pieces, codec: Codec) -> np.ndarray:
+  """Returns the fragment as uint8 [payload_bytes].
 
   Raises:
     ValueError: an array is not f32 or not of its piece's shape.
   """
   if len(pieces) == 1:
-    return codec.encode(_vector(arrays, pieces[0]), rng)
+    return codec.encode(_vector(arrays, pieces[0]))
   data = np.empty(payload_bytes(pieces, codec), np.uint8)
   start = 0
   for piece in pieces:
-    part = codec.encode(_vector(arrays, piece), rng)
+    part = codec.encode(_vector(arrays, piece))
     data[start : start + part.size] = part
     start += part.size
   return data

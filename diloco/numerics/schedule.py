@@ -45,54 +45,25 @@ def make_schedule(
   warmup_steps: int,
   total_steps: int,
   final_fraction: float = 0.0,
-  decay_fraction: float = DECAY_FRACTION,
 ) -> Callable[[float], float]:
   """Returns the learning rate as a function of the global step t ≥ 0.
 
   All schedules rise linearly, lr·(t + 1) / warmup_steps, up to lr. Then
   'constant' stays there; 'cosine' falls to lr·final_fraction at total_steps;
   'wsd' (warm-up, stable, decay) stays and falls linearly to it in the last
-  steps. Beyond total_steps nothing changes.
+  steps, `DECAY_FRACTION` of all. Beyond total_steps nothing changes.
 
   Args:
     lr: the peak.
-    warmup_steps: steps until the peak; 0 starts at the peak.
+    warmup_steps: steps until the peak, fewer than total_steps; 0 starts there.
     final_fraction: of lr, at the end.
-    decay_fraction: share of total_steps in which a late schedule falls.
-
-  Raises:
-    ValueError: an argument is out of range.
   """
-  if name not in SCHEDULES:
-    raise ValueError(f'schedule {name!r}, must be one of {tuple(SCHEDULES)}')
   schedule = SCHEDULES[name]
-  if not 0 < lr < math.inf:
-    raise ValueError(f'lr={lr}, must be finite and > 0')
-  if not 0 <= warmup_steps < total_steps:
-    raise ValueError(
-      f'warmup_steps={warmup_steps}, must be at least 0 and less than '
-      f'total_steps={total_steps}'
-    )
-  for label, value in (
-    ('final_fraction', final_fraction),
-    ('decay_fraction', decay_fraction),
-  ):
-    if not 0 <= value <= 1:
-      raise ValueError(f'{label}={value}, must be in [0, 1]')
-  if schedule.is_late and not 0 < decay_fraction * total_steps <= (
-    total_steps - warmup_steps
-  ):
-    raise ValueError(
-      f'decay_fraction={decay_fraction} of total_steps={total_steps} must be '
-      f'more than 0 and fit after warmup_steps={warmup_steps}'
-    )
   begin = warmup_steps
   if schedule.is_late:
-    begin = (1 - decay_fraction) * total_steps
+    begin = (1 - DECAY_FRACTION) * total_steps
 
   def rate(step: float) -> float:
-    if step < 0:
-      raise ValueError(f'step={step}, must be at least 0')
     if step + 1 < warmup_steps:
       return lr * (step + 1) / warmup_steps
     progress = min(max(step - begin, 0) / (total_steps - begin), 1)

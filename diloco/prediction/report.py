@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real run and its prediction from the same kills, side by side."""
 
-import bisect
 import pathlib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -9,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from diloco.metrics import figures
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.goodput import StepRecord
-from diloco.metrics.recorded_run import SYNCER, RecordedRun
+from diloco.metrics.recorded_run import RecordedRun
 from diloco.metrics.run_progress import counted
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.pages.parts import Cell, Column, ReportPage, Table
 from diloco.prediction import recorded
-from diloco.prediction.recorded import NotPredictable, Speeds
+from diloco.prediction.recorded import Speeds
 from diloco.prediction.twin import START_SPREAD, Twin, simulate
 
 SIDE_BY_SIDE = (
@@ -26,32 +25,19 @@ SIDE_BY_SIDE = (
 
 
 def report(
-  folder: pathlib.Path,
-  seeds: int,
-  say: Callable[[str], None],
-  calibration: pathlib.Path | None = None,
+  folder: pathlib.Path, seeds: int, say: Callable[[str], None]
 ) -> ReportPage:
   """Returns the page of one run.
 
   Args:
     seeds: number of predictions, each with other step lengths and start-ups.
-    calibration: folder of another run of the same configuration, whose speeds
-      are taken, so that of this one only the kills are known; None: this run
-      itself.
 
   Raises:
-    NotPredictable: a folder holds no run that can be predicted, or the two runs
-      differ in the number of learners.
+    NotPredictable: the folder holds no run that can be predicted.
   """
   run = recorded.read(folder)
   config = recorded.config_of(Workdir(run.folder))
-  measured = run if calibration is None else recorded.read(calibration)
-  if len(measured.learners) != len(run.learners):
-    raise NotPredictable(
-      f'{calibration}: {len(measured.learners)} learners, the run to be '
-      f'predicted has {len(run.learners)}'
-    )
-  speeds = recorded.measure(measured, config.run.restart_delay_s)
+  speeds = recorded.measure(run, config.run.restart_delay_s)
   kills = recorded.kills(run)
   twins = [
     simulate(
@@ -59,16 +45,14 @@ def report(
     )
     for seed in counted(range(seeds), say, lambda seed: f'seed {seed}')
   ]
-  other = '' if calibration is None else f' --calibration={calibration}'
-  whose = 'this run' if calibration is None else f'the run in {calibration}'
   return ReportPage(
     name=f'replay-{config.name}',
     title=f'{config.name}: {len(kills)} kills, measured and predicted',
-    command=f'python -m diloco.simulate --replay={folder}{other}',
+    command=f'python -m diloco.simulate --replay={folder}',
     paragraphs=(
       'The prediction is told: the configuration; when each learner made its '
       'first step; when each process was killed; when the run ended; and, as '
-      f'measured in {whose}, the length of steps, their spread and the share '
+      'measured in this run, the length of steps, their spread and the share '
       f'of them that is stall ({speeds.where}), the time of a sync, and '
       'start-ups. A kill costs run.restart_delay_s and a start-up.',
       'All else follows from the machines of diloco/protocol under a simulated '
@@ -78,32 +62,21 @@ def report(
       f'{START_SPREAD:.0%} where only one was measured.',
     ),
     parts=(
-      _whole(run, twins),
-      _learners(run, twins),
-      _deaths(run, twins),
+      _agreement(run, twins),
       _inputs(speeds, config.run.restart_delay_s),
     ),
   )
 
 
-def _whole(run: RecordedRun, twins: Sequence[Twin]) -> Table:
+def _agreement(run: RecordedRun, twins: Sequence[Twin]) -> Table:
   uptime = metrics_goodput.uptime(run.steps, 0.0, run.until_s)
   rounds, steps = len(run.rounds), len(run.steps)
-  return Table(
-    name='agreement',
-    title=f'{run.until_s:.0f} s of {len(run.learners)} learners',
-    columns=(Column('quantity'), *SIDE_BY_SIDE),
-    rows=(
-      ('goodput, %', *_percent(run.goodput, [x.goodput for x in twins])),
-      ('uptime, %', *_percent(uptime, [x.uptime for x in twins])),
-      ('rounds closed', *_beside(rounds, [x.rounds for x in twins])),
-      ('inner steps of all', *_beside(steps, [len(x.steps) for x in twins])),
-    ),
-  )
-
-
-def _learners(run: RecordedRun, twins: Sequence[Twin]) -> Table:
-  rows = []
+  rows = [
+    ('goodput, %', *_percent(run.goodput, [x.goodput for x in twins])),
+    ('uptime, %', *_percent(uptime, [x.uptime for x in twins])),
+    ('rounds closed', *_beside(rounds, [x.rounds for x in twins])),
+    ('inner steps of all', *_beside(steps, [len(x.steps) for x in twins])),
+  ]
   for m in run.learners:
     name = learner_name(m)
     measured, *stepping = (
@@ -114,40 +87,14 @@ def _learners(run: RecordedRun, twins: Sequence[Twin]) -> Table:
     participation = figures.participation(merged, len(run.rounds))
     predicted = [twin.participation(m) for twin in twins]
     rows += [
-      (name, 'stepping, %', *_percent(measured, stepping)),
-      (name, 'merged in, % of rounds', *_percent(participation, predicted)),
+      (f'{name}: stepping, %', *_percent(measured, stepping)),
+      (f'{name}: in rounds, %', *_percent(participation, predicted)),
     ]
   return Table(
-    name='learners',
-    title='Each learner',
-    columns=(Column('learner'), Column('quantity'), *SIDE_BY_SIDE),
+    name='agreement',
+    title=f'{run.until_s:.0f} s of {len(run.learners)} learners',
+    columns=(Column('quantity'), *SIDE_BY_SIDE),
     rows=tuple(rows),
-  )
-
-
-def _deaths(run: RecordedRun, twins: Sequence[Twin]) -> Table:
-  """Returns the time from each kill until its process was of use again."""
-  rows = []
-  measured_s = {SYNCER: [each.at_s for each in run.rounds]}
-  predicted_s = [{SYNCER: twin.closed_s} for twin in twins]
-  for m in run.learners:
-    name = learner_name(m)
-    measured_s[name] = _begins(m, run.steps)
-    for found, twin in zip(predicted_s, twins, strict=True):
-      found[name] = _begins(m, twin.steps)
-  for fault in recorded.kills(run):
-    # The process of a learner of several hosts, or a shard, as what it is of.
-    name = fault.process if fault.process in measured_s else SYNCER
-    measured = _until_next(measured_s[name], fault.at_s)
-    predicted = [_until_next(each[name], fault.at_s) for each in predicted_s]
-    rows.append((fault.target, fault.at_s, *_beside(measured, predicted)))
-  return Table(
-    name='deaths',
-    title='Seconds from each kill to the next step, of a learner, or to the '
-    'next round, of the syncer',
-    columns=(Column('process'), Column('at_s'), *SIDE_BY_SIDE),
-    rows=tuple(rows),
-    notes=('A dash: it did not come back before the end.',),
   )
 
 
@@ -175,16 +122,6 @@ def _stepping(m: int, steps: Iterable[StepRecord], until_s: float) -> float:
   """Returns the share of the run that a learner spent in steps."""
   own = [step for step in steps if step.learner == m]
   return metrics_goodput.stepping(own, 1, 0.0, until_s)
-
-
-def _begins(m: int, steps: Iterable[StepRecord]) -> list[float]:
-  return sorted(s.end_s - s.step_s for s in steps if s.learner == m)
-
-
-def _until_next(times_s: Sequence[float], at_s: float) -> float | None:
-  """Returns the time to the first later one of some ascending times."""
-  place = bisect.bisect_right(times_s, at_s)
-  return times_s[place] - at_s if place < len(times_s) else None
 
 
 def _percent(

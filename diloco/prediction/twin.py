@@ -13,7 +13,6 @@ from diloco.config.run_config import RunConfig
 from diloco.faults import Fault, Impairment, number_of
 from diloco.fleets.speeds import Speeds as StepLengths
 from diloco.fleets.tally import Tally
-from diloco.metrics import figures
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.goodput import StepRecord
 from diloco.metrics.recorded_run import SYNCER
@@ -58,43 +57,23 @@ def reason_of(text: str) -> str:
   return re.sub(r'\d+(\.\d+)?', '…', text.partition(':')[0])
 
 
+@dataclasses.dataclass(frozen=True)
 class Twin:
-  """The result of one simulation of a run.
+  """The result of one simulation of a run; `counts` has all about rounds."""
 
-  Attributes:
-    until_s: simulated time.
-    goodput: of the configuration's M learners, with stalls; no newcomer counts.
-    uptime: share of the time in which at least one learner stepped.
-    rounds: that closed.
-    closed_s: when they did.
-    steps: inner steps of all learners.
-    refused: contributions, by reason.
-  """
+  goodput: float  # Of the M learners, with stalls; no newcomer counts.
+  uptime: float  # Share of the time in which at least one learner stepped.
+  steps: tuple[StepRecord, ...]  # Inner steps of all learners.
+  refused: dict[str, int]  # Contributions, by reason.
+  counts: Tally
 
-  def __init__(
-    self, counts: _Counts, learners: int, until_s: float, stall_share: float
-  ):
-    counts.settle()
-    works = [work for work in counts.works() if work.learner < learners]
-    share = metrics_goodput.share(works, learners, 0.0, until_s)
-    self.until_s = until_s
-    self.goodput = (1 - stall_share) * share
-    self.uptime = counts.stepping.measure_s(until_s) / until_s
-    self.rounds = counts.rounds
-    self.closed_s = [merged_s for *_, merged_s in counts.round_spans]
-    self.steps = tuple(
-      StepRecord(m, end_s, step_s, stall_s=stall_share * step_s)
-      for m, begin_s, end_s in counts.steps_spans
-      if (step_s := end_s - begin_s)
-    )
-    self.refused = dict(counts.refused)
-    self._learners = dict(counts.learners)
+  @property
+  def rounds(self) -> int:
+    return self.counts.rounds
 
   def participation(self, learner: int) -> float | None:
     """Returns the share of the closed rounds that merged a learner."""
-    if learner not in self._learners:
-      return None
-    return figures.participation(self._learners[learner].merged, self.rounds)
+    return self.counts.participation(learner)
 
 
 class SimulatedStage:
@@ -182,12 +161,8 @@ class SimulatedStage:
       if self._due_s.get(target) != at_s:
         return  # It was killed meanwhile.
       del self._due_s[target]
-      if target == SYNCER:
-        self._cluster.start_syncer()
-      elif _is_shard(target):
-        self._cluster.start_shard(number_of(target))
-      else:
-        self._cluster.start(number_of(target))
+      cluster = self._cluster
+      _act(target, cluster.start_syncer, cluster.start_shard, cluster.start)
 
     if math.isfinite(at_s):
       self._cluster.sim.at(at_s, start)
@@ -198,31 +173,19 @@ class SimulatedStage:
     """Kills a process, which comes back after a start-up."""
     target = target.partition('.')[0]  # The hosts of a learner die together.
     if target not in self._due_s:
-      if target == SYNCER:
-        self._cluster.kill_syncer()
-      elif _is_shard(target):
-        self._cluster.kill_shard(number_of(target))
-      else:
-        self._cluster.kill(number_of(target))
+      cluster = self._cluster
+      _act(target, cluster.kill_syncer, cluster.kill_shard, cluster.kill)
     self._start(target, self._delay_s)
 
   def pause(self, target: str) -> None:
     """Stops a process; a shard, which can't be stopped here, dies instead."""
-    if target == SYNCER:
-      self._cluster.stop_syncer()
-    elif _is_shard(target):
-      self._cluster.kill_shard(number_of(target))
-    else:
-      self._cluster.stop(number_of(target))
+    cluster = self._cluster
+    _act(target, cluster.stop_syncer, cluster.kill_shard, cluster.stop)
 
   def go_on(self, target: str) -> None:
     """Resumes a process."""
-    if target == SYNCER:
-      self._cluster.resume_syncer()
-    elif _is_shard(target):
-      self._cluster.start_shard(number_of(target))
-    else:
-      self._cluster.resume(number_of(target))
+    cluster = self._cluster
+    _act(target, cluster.resume_syncer, cluster.start_shard, cluster.resume)
 
   def preempt(self, target: str, notice_s: float) -> None:
     """Tells a learner to leave; `look` brings it back."""
@@ -294,6 +257,20 @@ def _is_shard(target: str) -> bool:
   return target.startswith('shard-')
 
 
+def _act(
+  target: str,
+  on_syncer: Callable[[], None],
+  on_shard: Callable[[int], None],
+  on_learner: Callable[[int], None],
+) -> None:
+  """Does to a process what is done to one of its kind."""
+  if target == SYNCER:
+    on_syncer()
+  else:
+    act = on_shard if _is_shard(target) else on_learner
+    act(number_of(target))
+
+
 def simulate(
   config: RunConfig,
   speeds: Speeds,
@@ -321,7 +298,7 @@ def simulate(
   def lengths(learner: int) -> Callable[[float], float]:
     # Each has its own stream of draws: no learner affects another's.
     rng = random.Random(f'steps of {learner}, {seed}')
-    drawn = StepLengths(step_s[learner], speeds.jitter, 0.0, rng)
+    drawn = StepLengths(step_s[learner], speeds.jitter, rng)
 
     def next_s(now_s: float) -> float:
       slows = learner in stage.slow_learners
@@ -360,4 +337,17 @@ def simulate(
   while cluster.sim.now < until_s:
     cluster.run(min(until_s, cluster.sim.now + AGAIN_S))
     stage.look()
-  return Twin(counts, protocol.learners, until_s, speeds.stall_share)
+  counts.settle()
+  works = [x for x in counts.works() if x.learner < protocol.learners]
+  share = metrics_goodput.share(works, protocol.learners, 0.0, until_s)
+  return Twin(
+    goodput=(1 - speeds.stall_share) * share,
+    uptime=counts.uptime(until_s),
+    steps=tuple(
+      StepRecord(m, end_s, step_s, stall_s=speeds.stall_share * step_s)
+      for m, begin_s, end_s in counts.steps_spans
+      if (step_s := end_s - begin_s)
+    ),
+    refused=dict(counts.refused),
+    counts=counts,
+  )

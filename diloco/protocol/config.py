@@ -1,46 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds the protocol's constants for one run, checked at construction."""
 
-import dataclasses
 import math
+from collections.abc import Mapping
 
-from diloco.protocol.quorum_rules import QUORUM_RULES
-from diloco.protocol.weights import WEIGHTS
+from diloco.protocol.round_policy import ADMISSIONS, QUORUM_RULES, WEIGHTS
+from diloco.protocol.values import Value
 
 # Encoded updates of a fragment that stay on offer to a session, the newest: as
 # many bytes as the full fragment at 4 bits, so that more would not pay.
 UPDATES_KEPT = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Admission:
-  """The rule that says which offers a round takes.
-
-  Attributes:
-    waits_for_clock: True if a learner's pace clock must have reached the round.
-  """
-
-  waits_for_clock: bool
-
-
-# 'latest' merges the newest offer of every live learner, 'fresh' only offers of
-# learners whose pace clock has reached the round (the paper's reading).
-ADMISSIONS = {'latest': Admission(False), 'fresh': Admission(True)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Blending:
+class Blending(Value):
   """The traits of a blend that the machines act on.
 
   `numerics.blend` computes the blend itself.
-
-  Attributes:
-    mixes: True if it leaves a share of θ, the configuration's α, beside Θ_p.
-    carries: True if progress made since the merged copy stays in θ.
   """
 
-  mixes: bool = False
-  carries: bool = False
+  mixes: bool = False  # It leaves a share of θ, the key's α, next to Θ_p.
+  carries: bool = False  # Progress made since the merged copy stays in θ.
 
 
 BLENDS = {
@@ -50,8 +29,7 @@ BLENDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class ProtocolConfig:
+class ProtocolConfig(Value):
   """Settings that syncer and learners share (the paper's Alg. 1 and 2).
 
   The section `protocol` of a configuration: a key stands here, with its type,
@@ -77,9 +55,8 @@ class ProtocolConfig:
   blend_alpha: float = 0.0  # α of 'mix': the weight of what is overwritten.
 
   def __post_init__(self):
-    broken = list(self._broken_rules())
-    if broken:
-      raise ValueError('protocol: ' + '; '.join(broken))
+    if broken := '; '.join(self._broken_rules()):
+      raise ValueError(f'protocol: {broken}')
 
   @property
   def blending(self) -> Blending:
@@ -106,64 +83,56 @@ class ProtocolConfig:
     assert round_ >= 1, f'rounds start at 1: {round_=}'
     return (round_ - 1) % self.fragments
 
-  def version_after(self, round_: int) -> int:
-    """The version that `fragment_of(round_)` has once `round_` closed."""
-    assert round_ >= 1, f'rounds start at 1: {round_=}'
-    return (round_ - 1) // self.fragments + 1
-
   def versions_at(self, closed_round: int) -> tuple[int, ...]:
     """Versions of all fragments once rounds 1 … `closed_round` closed."""
     whole, rest = divmod(closed_round, self.fragments)
     return tuple(whole + (p < rest) for p in range(self.fragments))
 
   def _broken_rules(self):
-    if self.learners < 1:
-      yield f'learners={self.learners}, must be at least 1'
-    if self.fragments < 1:
-      yield f'fragments={self.fragments}, must be at least 1'
-    if self.sync_every_steps < 1:
-      yield f'sync_every_steps={self.sync_every_steps}, must be at least 1'
+    """Yields, for each key that breaks its rule, the value and the rule."""
+    rules = (
+      ('learners', self.learners >= 1, 'at least 1'),
+      ('fragments', self.fragments >= 1, 'at least 1'),
+      ('sync_every_steps', self.sync_every_steps >= 1, 'at least 1'),
+      (
+        'overlap_steps',
+        0 <= self.overlap_steps < max(self.sync_every_steps, 1),
+        f'at least 0 and less than sync_every_steps={self.sync_every_steps}',
+      ),
+      (
+        'quorum',
+        1 <= self.quorum <= max(self.learners, 1),
+        f'between 1 and learners={self.learners}',
+      ),
+      _one_of('quorum_rule', self.quorum_rule, QUORUM_RULES),
+      ('grace_safety', 0 <= self.grace_safety < 1, 'in [0, 1)'),
+      (
+        'grace_cap_steps',
+        0 <= self.grace_cap_steps < math.inf,
+        'finite and ≥ 0',
+      ),
+      _one_of('admission', self.admission, ADMISSIONS),
+      ('max_staleness_versions', self.max_staleness_versions >= 0, '≥ 0'),
+      _one_of('weighting', self.weighting, WEIGHTS),
+      ('patience', 0 < self.patience < math.inf, 'finite and > 0'),
+      ('total_steps', self.total_steps >= 1, 'at least 1'),
+      _one_of('blend', self.blend, BLENDS),
+      (
+        'blend_alpha',
+        not self.blend_alpha or BLENDS.get(self.blend, Blending(True)).mixes,
+        f'0, blend={self.blend!r} takes none',
+      ),
+      ('blend_alpha', 0 <= self.blend_alpha <= 1, 'in [0, 1]'),
+    )
+    for name, holds, rule in rules:
+      if not holds:
+        yield f'{name}={getattr(self, name)!r}, must be {rule}'
     if self.fragments >= 1 and self.sync_every_steps % self.fragments:
       yield (
         f'fragments={self.fragments} does not divide '
         f'sync_every_steps={self.sync_every_steps}; P must divide H'
       )
-    if not 0 <= self.overlap_steps < max(self.sync_every_steps, 1):
-      yield (
-        f'overlap_steps={self.overlap_steps}, must be at least 0 and less '
-        f'than sync_every_steps={self.sync_every_steps}'
-      )
-    if not 1 <= self.quorum <= max(self.learners, 1):
-      yield (
-        f'quorum={self.quorum}, must be between 1 and learners={self.learners}'
-      )
-    if self.quorum_rule not in QUORUM_RULES:
-      yield (
-        f'quorum_rule={self.quorum_rule!r}, must be one of '
-        f'{tuple(QUORUM_RULES)}'
-      )
-    if not 0 <= self.grace_safety < 1:
-      yield f'grace_safety={self.grace_safety}, must be in [0, 1)'
-    if not 0 <= self.grace_cap_steps < math.inf:
-      yield f'grace_cap_steps={self.grace_cap_steps}, must be finite and ≥ 0'
-    if self.admission not in ADMISSIONS:
-      yield f'admission={self.admission!r}, must be one of {tuple(ADMISSIONS)}'
-    if self.max_staleness_versions < 0:
-      yield (
-        f'max_staleness_versions={self.max_staleness_versions}, must be ≥ 0'
-      )
-    if self.weighting not in WEIGHTS:
-      yield f'weighting={self.weighting!r}, must be one of {tuple(WEIGHTS)}'
-    if not 0 < self.patience < math.inf:
-      yield f'patience={self.patience}, must be finite and > 0'
-    if self.total_steps < 1:
-      yield f'total_steps={self.total_steps}, must be at least 1'
-    if self.blend not in BLENDS:
-      yield f'blend={self.blend!r}, must be one of {tuple(BLENDS)}'
-    elif self.blend_alpha and not self.blending.mixes:
-      yield (
-        f'blend_alpha={self.blend_alpha}, must be 0, blend={self.blend!r} '
-        'takes none'
-      )
-    if not 0 <= self.blend_alpha <= 1:
-      yield f'blend_alpha={self.blend_alpha}, must be in [0, 1]'
+
+
+def _one_of(name: str, value: str, choices: Mapping) -> tuple[str, bool, str]:
+  return name, value in choices, f'one of {tuple(choices)}'

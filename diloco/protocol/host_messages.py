@@ -8,45 +8,43 @@ An order about bytes has a job number, under which every host answers. That of
 an offer is its handle, of a donation its first one.
 """
 
-import dataclasses
-
-from diloco.protocol.messages import Part, Payload
+from diloco.protocol.messages import Part, Payload, SessionKey
+from diloco.protocol.values import Value
 
 # While the hosts meet, before JAX connects them -------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class HostHere:
+class HostHere(Value):
   """The first message of hosts 1 … N−1 to host 0, once authenticated."""
 
   host: int  # The host number that the launcher gave.
 
 
-@dataclasses.dataclass(frozen=True)
-class JaxAt:
+class JaxAt(Value):
   """All hosts are here; gives the address of JAX's coordination service."""
 
   address: str
 
 
-@dataclasses.dataclass(frozen=True)
-class AllConnected:
+class AllConnected(Value):
   """This host has all its connections; the rendezvous is over for it."""
 
 
-# From the leading host, for the loop of the others: in order, at boundaries ---
+class FromLeadingHost(Value):
+  """A message that the leading host may send to the others."""
 
 
-@dataclasses.dataclass(frozen=True)
-class MakeStep:
+# For the loop of the others: in order, at boundaries --------------------------
+
+
+class MakeStep(FromLeadingHost):
   """Dispatch one inner step."""
 
   position: int  # Index of its batch.
   lr: float
 
 
-@dataclasses.dataclass(frozen=True)
-class TakeSnapshot:
+class TakeSnapshot(FromLeadingHost):
   """Copy a fragment; offer this host's part of it, if there is a session."""
 
   fragment: int
@@ -55,8 +53,7 @@ class TakeSnapshot:
   keep: tuple[int, ...]  # See `learner.events.Snapshot`.
 
 
-@dataclasses.dataclass(frozen=True)
-class ApplyFragment:
+class ApplyFragment(FromLeadingHost):
   """Blend in the update, or overwrite before the first step."""
 
   fragment: int
@@ -67,34 +64,27 @@ class ApplyFragment:
   keep: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class ResetState:
+class ResetState(FromLeadingHost):
   """Reset the inner optimizer state to its initial value."""
 
 
-@dataclasses.dataclass(frozen=True)
-class DonateAt:
-  """Copy this host's Θ and inner state at this boundary, and offer them."""
+class DonateAt(SessionKey, FromLeadingHost):
+  """Copy Θ and inner state at this boundary, and offer them to a newcomer."""
 
-  learner: int  # The newcomer, and its session.
-  incarnation: int
   handles: tuple[int, ...]  # Enough for the host that needs most.
 
 
-@dataclasses.dataclass(frozen=True)
-class AdoptState:
+class AdoptState(FromLeadingHost):
   """Replace the inner state by the donor's, which this host has fetched."""
 
 
-@dataclasses.dataclass(frozen=True)
-class BeginAt:
+class BeginAt(FromLeadingHost):
   """Training begins with the batch at this position."""
 
   position: int
 
 
-@dataclasses.dataclass(frozen=True)
-class SaveAt:
+class SaveAt(FromLeadingHost):
   """Begin a checkpoint of this boundary."""
 
   step: int
@@ -102,42 +92,37 @@ class SaveAt:
   progress: str  # JSON, as of `learner.restore.progress_of`.
 
 
-@dataclasses.dataclass(frozen=True)
-class EndAt:
+class EndAt(FromLeadingHost):
   """The process ends with this exit code."""
 
   code: int
   reason: str
 
 
-# From the leading host, for the threads of the others -------------------------
+# For the threads of the others ------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class RestoreFrom:
+class RestoreFrom(FromLeadingHost):
   """The checkpoint that all hosts resume from; −1 means none."""
 
   step: int
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenSession:
+class OpenSession(FromLeadingHost):
   """A new session with the syncer has begun: say where this host offers."""
 
   job: int
   session: int
 
 
-@dataclasses.dataclass(frozen=True)
-class SyncerAt:
+class SyncerAt(FromLeadingHost):
   """Tells the hosts where they pull what the syncer offers to them."""
 
   session: int
   addresses: tuple[str, ...]  # By host and shard of the syncer.
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardMoved:
+class ShardMoved(FromLeadingHost):
   """A shard of the syncer has restarted and offers at these addresses now."""
 
   session: int
@@ -145,23 +130,20 @@ class ShardMoved:
   addresses: tuple[str, ...]  # By host.
 
 
-@dataclasses.dataclass(frozen=True)
-class CloseSession:
+class CloseSession(FromLeadingHost):
   """The session has ended, and with it all that was offered in it."""
 
   session: int
 
 
-@dataclasses.dataclass(frozen=True)
-class HostRetire:
+class HostRetire(FromLeadingHost):
   """These offers will not be pulled (any more)."""
 
   session: int
   handles: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class OfferHeld:
+class OfferHeld(FromLeadingHost):
   """Offer this host's part of Θ_p to a syncer that has lost it."""
 
   session: int
@@ -169,8 +151,7 @@ class OfferHeld:
   handle: int
 
 
-@dataclasses.dataclass(frozen=True)
-class HostTake:
+class HostTake(FromLeadingHost):
   """Pull and verify this host's part of an update or of a full fragment."""
 
   job: int
@@ -183,8 +164,7 @@ class HostTake:
   part_crcs: tuple[int, ...]  # CRCs of slices of Θ_p, by host and shard.
 
 
-@dataclasses.dataclass(frozen=True)
-class HostFetch:
+class HostFetch(FromLeadingHost):
   """Pull and verify this host's part of a donor's state; adopt it later."""
 
   job: int
@@ -194,16 +174,14 @@ class HostFetch:
   crcs: tuple[int, ...]  # CRCs of the whole fragments.
 
 
-@dataclasses.dataclass(frozen=True)
-class FetchOver:
+class FetchOver(FromLeadingHost):
   """All hosts have fetched their parts: adopt them, or discard them."""
 
   job: int
   taken: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class EndDonations:
+class EndDonations(FromLeadingHost):
   """Withdraw what this host offers to a newcomer."""
 
   newcomer: tuple[int, ...]  # Learner and incarnation; empty: all newcomers.
@@ -212,16 +190,18 @@ class EndDonations:
 # From the other hosts ---------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class HostStarted:
+class FromOtherHost(Value):
+  """A message that another host may send to the leading one."""
+
+
+class HostStarted(FromOtherHost):
   """A host's first message: its number and its complete checkpoints."""
 
   host: int
   steps: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class HostDone:
+class HostDone(FromOtherHost):
   """Answer to an order about bytes: this host's part is done, or failed."""
 
   job: int
@@ -234,40 +214,17 @@ class HostDone:
   parts: tuple[Part, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class HostSaved:
+class HostSaved(FromOtherHost):
   """This host's save of a step is over, whether it was completed or not."""
 
   step: int
 
 
-@dataclasses.dataclass(frozen=True)
-class StopWanted:
+class StopWanted(FromOtherHost):
   """This host was told to stop: the learner has to leave in good order."""
 
 
+FROM_LEADING_HOST = tuple(FromLeadingHost.__subclasses__())
+FROM_OTHER_HOSTS = tuple(FromOtherHost.__subclasses__())
 FROM_FIRST_HOST = (JaxAt, AllConnected)
 TO_FIRST_HOST = (HostHere, AllConnected)
-FROM_LEADING_HOST = (
-  MakeStep,
-  TakeSnapshot,
-  ApplyFragment,
-  ResetState,
-  DonateAt,
-  AdoptState,
-  BeginAt,
-  SaveAt,
-  EndAt,
-  RestoreFrom,
-  OpenSession,
-  SyncerAt,
-  ShardMoved,
-  CloseSession,
-  HostRetire,
-  OfferHeld,
-  HostTake,
-  HostFetch,
-  FetchOver,
-  EndDonations,
-)
-FROM_OTHER_HOSTS = (HostStarted, HostDone, HostSaved, StopWanted)

@@ -9,6 +9,8 @@ the data plane, and a `Payload` says how to request and verify them.
 import bisect
 import dataclasses
 
+from diloco.protocol.values import Value
+
 PROTOCOL_VERSION = 5
 # A peer may have written it; it goes on the event tape.
 REASON_CHARS_MAX = 1000
@@ -21,16 +23,14 @@ def brief(text: str) -> str:
   return text[: REASON_CHARS_MAX - 1] + '…'
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(Value):
   """The share of a payload between one process of a learner and one shard."""
 
   nbytes: int  # 0: there is nothing to pull.
   crc: int  # zlib.crc32 of the bytes.
 
 
-@dataclasses.dataclass(frozen=True)
-class Payload:
+class Payload(Value):
   """One offered array of bytes, as the receiver must find it.
 
   If it has parts, each is offered by a publisher of its own, all under one
@@ -45,18 +45,33 @@ class Payload:
   parts: tuple[Part, ...] = ()  # Empty if there is only one.
 
 
+class SessionKey(Value):
+  """Names a session of a learner."""
+
+  learner: int
+  incarnation: int  # Rises with every process start and every session.
+
+
 # From a learner ------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Hello:
-  """The first message of a session."""
+class FromLearner(Value):
+  """A message that a learner may send to the syncer."""
+
+
+class Opening(Value):
+  """The start of a stream; nothing else is accepted before it."""
 
   protocol: int
   run: str
   learner: int
-  incarnation: int  # Rises with every process start and every session.
+  incarnation: int  # As in `SessionKey`.
   fingerprints: dict[str, str]  # Hashes of config, layout and data.
+
+
+class Hello(Opening):
+  """The first message of a session."""
+
   versions: tuple[int, ...]  # What the learner holds, per fragment.
   crcs: tuple[int, ...]  # CRCs of the bytes of those fragments.
   began: bool  # This process has trained already: no bootstrap is needed.
@@ -68,33 +83,26 @@ class Hello:
   partition: str = ''
 
 
-@dataclasses.dataclass(frozen=True)
-class Inquiry:
+class Inquiry(Opening):
   """Asks, before anything is compiled, if a hello would be refused for good.
 
-  The syncer answers with a `Refusal`, or ends the stream.
+  The syncer answers with a `Refusal`, or ends the stream. Its incarnation is
+  that of session 0 of the process.
   """
 
-  protocol: int  # These are as in `Hello`.
-  run: str
-  learner: int
-  incarnation: int  # Of session 0 of the process; see `incarnation`.
-  fingerprints: dict[str, str]
 
-
-@dataclasses.dataclass(frozen=True)
-class WantState:
+class WantState(FromLearner):
   """A newcomer asks for a peer's copy of Θ and inner optimizer state."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class StateOffered:
-  """A donor offers the requested state; the syncer forwards it."""
+class StateOffered(SessionKey, FromLearner):
+  """A donor offers the state that a newcomer's session wants.
 
-  learner: int  # The newcomer, and its session.
-  incarnation: int
+  The syncer forwards it.
+  """
+
   versions: tuple[int, ...]  # Versions of the fragments of Θ.
   crcs: tuple[int, ...]  # CRCs of their bytes.
   step: int  # The donor's own step, to which the inner state belongs.
@@ -105,21 +113,18 @@ class StateOffered:
   other_addresses: tuple[str, ...] = ()  # For its hosts 1, 2, ….
 
 
-@dataclasses.dataclass(frozen=True)
-class StateTaken:
+class StateTaken(FromLearner):
   """The newcomer has the donor's copy: the donor may serve another."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Ready:
+class Ready(FromLearner):
   """Bootstrap is complete: from now on the learner counts."""
 
   steps_away: int  # Made since the last report to a syncer, at most s.
   source: str  # Origin of the inner state, for humans.
 
 
-@dataclasses.dataclass(frozen=True)
-class Fetched:
+class Fetched(Value):
   """An update or fragment of the syncer's that the learner's host now holds."""
 
   handle: int  # Handle, which may be released.
@@ -129,8 +134,7 @@ class Fetched:
   held_s: float  # From then to the report.
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
+class Report(FromLearner):
   """One finished inner step; also serves as the heartbeat."""
 
   step: int  # Inner steps of this process, 1 after the first.
@@ -148,13 +152,11 @@ class Report:
   link_load: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Alive:
+class Alive(FromLearner):
   """Sent by a learner that has no step to report: it waits or bootstraps."""
 
 
-@dataclasses.dataclass(frozen=True)
-class OfferTerms:
+class OfferTerms(Value):
   """What is said of a copy of a fragment when it is made, and of its offer.
 
   The learner's effect, its line in the event log and the message all have these
@@ -177,15 +179,13 @@ class OfferTerms:
 _TERMS = dataclasses.fields(OfferTerms)
 
 
-@dataclasses.dataclass(frozen=True)
-class Offer(OfferTerms):
+class Offer(OfferTerms, FromLearner):
   """A fragment at an inner-step boundary, relative to the learner's base."""
 
   payload: Payload
 
 
-@dataclasses.dataclass(frozen=True)
-class WantFragment:
+class WantFragment(FromLearner):
   """Asks for the full fragment: an update was missed or did not match.
 
   It is not answered while a full fragment is on its way already: another would
@@ -197,20 +197,17 @@ class WantFragment:
   received: int = 0  # Full fragments of it that this session has brought.
 
 
-@dataclasses.dataclass(frozen=True)
-class HandedIn:
+class HandedIn(FromLearner):
   """Follows `Finish`: the learner's last offers have been sent."""
 
   last_round: int  # As `Finish` said; a syncer may have lost its ledger.
 
 
-@dataclasses.dataclass(frozen=True)
-class Leaving:
+class Leaving(FromLearner):
   """No more steps will come; the last offer is made and may be merged."""
 
 
-@dataclasses.dataclass(frozen=True)
-class FragmentHeld:
+class FragmentHeld(FromLearner):
   """Answer to `AskFragment`: what the learner's host holds of Θ_p."""
 
   fragment: int
@@ -218,8 +215,7 @@ class FragmentHeld:
   crc: int
 
 
-@dataclasses.dataclass(frozen=True)
-class FragmentOffered:
+class FragmentOffered(FromLearner):
   """A learner's copy of Θ_p in f32, for a syncer that has lost it."""
 
   fragment: int
@@ -228,8 +224,7 @@ class FragmentOffered:
   crc: int  # CRC of the bytes of that Θ_p.
 
 
-@dataclasses.dataclass(frozen=True)
-class Goodbye:
+class Goodbye(FromLearner):
   """The learner leaves in good order."""
 
   reason: str
@@ -238,8 +233,11 @@ class Goodbye:
 # From the syncer -----------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Welcome:
+class FromSyncer(Value):
+  """A message that the syncer may send to a learner."""
+
+
+class Welcome(FromSyncer):
   """Answer to a `Hello` that was accepted."""
 
   step: int  # t, the global step.
@@ -254,16 +252,14 @@ class Welcome:
   addresses: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardAt:
+class ShardAt(FromSyncer):
   """A shard of the syncer has (re)started: where its offers are pulled."""
 
   shard: int
   addresses: tuple[str, ...]  # By process of the learner.
 
 
-@dataclasses.dataclass(frozen=True)
-class Refusal:
+class Refusal(FromSyncer):
   """Answer to a `Hello` that was refused; the session ends."""
 
   reason: str
@@ -273,25 +269,20 @@ class Refusal:
   newest: int = -1
 
 
-@dataclasses.dataclass(frozen=True)
-class Donate:
-  """Asks a live learner for its state, once it has seen these versions."""
+class Donate(SessionKey, FromSyncer):
+  """Asks a live learner for its state, for a newcomer's session.
 
-  learner: int  # The newcomer, and its session.
-  incarnation: int
+  It gives it once it has seen these versions.
+  """
+
   versions: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class DonationOver:
+class DonationOver(SessionKey, FromSyncer):
   """The newcomer no longer needs the donor's offer."""
 
-  learner: int
-  incarnation: int
 
-
-@dataclasses.dataclass(frozen=True)
-class StateAt:
+class StateAt(FromSyncer):
   """Answer to `WantState`: what a donor offered, and where."""
 
   donor: int
@@ -299,37 +290,32 @@ class StateAt:
   offered: StateOffered
 
 
-@dataclasses.dataclass(frozen=True)
-class NoState:
+class NoState(FromSyncer):
   """Answer to `WantState`: no donor is left."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class AskFragment:
+class AskFragment(FromSyncer):
   """Asks which version of Θ_p a learner holds, of one that this syncer lost."""
 
   fragment: int
 
 
-@dataclasses.dataclass(frozen=True)
-class DonateFragment:
+class DonateFragment(FromSyncer):
   """Asks for Θ_p at a version that this syncer has lost."""
 
   fragment: int
   version: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Quarantine:
+class Quarantine(FromSyncer):
   """Too many contributions were refused; only a clean bootstrap may return."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Update:
+class Update(FromSyncer):
   """Round `round` closed; the outer update of its fragment is offered."""
 
   round: int
@@ -356,8 +342,7 @@ class Update:
     return i if found else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Skipped:
+class Skipped(FromSyncer):
   """Round `round` closed without a merge: its fragment's shard is away."""
 
   round: int
@@ -365,15 +350,13 @@ class Skipped:
   reported_step: int  # As in `Update`.
 
 
-@dataclasses.dataclass(frozen=True)
-class Postponed:
+class Postponed(FromSyncer):
   """Answer to `WantFragment`: it comes once its shard is back."""
 
   fragment: int
 
 
-@dataclasses.dataclass(frozen=True)
-class FullFragment:
+class FullFragment(FromSyncer):
   """The fragment itself, in f32, announced; it withdraws the one before."""
 
   fragment: int
@@ -386,72 +369,34 @@ class FullFragment:
   part_crcs: tuple[int, ...] = ()  # As in `Update`.
 
 
-@dataclasses.dataclass(frozen=True)
-class Retired:
+class Retired(FromSyncer):
   """These offers of the learner will not be pulled (any more)."""
 
   handles: tuple[int, ...]
   pulled: bool  # Their bytes have arrived, and a round may merge them.
 
 
-@dataclasses.dataclass(frozen=True)
-class OfferAgain:
+class OfferAgain(FromSyncer):
   """An offer could not be pulled; its round may still be open."""
 
   round: int
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Finish:
+class Finish(FromSyncer):
   """Training is over: offer what is unmerged, for rounds up to this one."""
 
   step: int
   last_round: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Done:
+class Done(FromSyncer):
   """The last round closed; every learner leaves with exit code 0."""
 
   step: int
   closed_round: int
 
 
-OPENING = (Hello, Inquiry)  # Of a stream; nothing else is accepted before it.
-FROM_LEARNER = (
-  *OPENING,
-  Ready,
-  Report,
-  Alive,
-  Offer,
-  WantFragment,
-  HandedIn,
-  Leaving,
-  WantState,
-  StateTaken,
-  StateOffered,
-  FragmentHeld,
-  FragmentOffered,
-  Goodbye,
-)
-FROM_SYNCER = (
-  Welcome,
-  ShardAt,
-  Refusal,
-  Donate,
-  DonationOver,
-  StateAt,
-  NoState,
-  AskFragment,
-  DonateFragment,
-  Quarantine,
-  Update,
-  Skipped,
-  Postponed,
-  FullFragment,
-  Retired,
-  OfferAgain,
-  Finish,
-  Done,
-)
+OPENING = tuple(Opening.__subclasses__())
+FROM_LEARNER = (*OPENING, *FromLearner.__subclasses__())
+FROM_SYNCER = tuple(FromSyncer.__subclasses__())

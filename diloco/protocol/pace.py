@@ -12,12 +12,6 @@ def after_steps(clock: int, steps: int, step: int, ahead_max: int) -> int:
   went on without a bound, it would be ahead by as much as the run is long, and
   t would leap there when the slow learner leaves. What is trained beyond the
   bound is offered and merged all the same; it only does not count for the pace.
-
-  Args:
-    clock: the clock before, in inner steps.
-    steps: steps made since.
-    step: t.
-    ahead_max: rounds that may be in flight, in inner steps.
   """
   return max(clock, min(clock + steps, step + ahead_max))
 
@@ -29,7 +23,6 @@ def step_after(
 
   Args:
     ranked: clocks of the live learners, ascending; at least one.
-    quorum: K.
     step: t before.
     rise_max: the most that t may rise; None: no limit but what was trained.
   """

@@ -1,22 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a round may merge: quorum, admission, grace window, and its early end.
+"""When a round may merge, and how: the rules by name, and their decisions.
 
+These are quorum, admission, weights, the grace window and its early end.
 `RoundPolicy` holds what the configuration says of them; its decisions are pure.
 `syncer/collecting.py` gathers the facts and asks it; the drivers, simulated or
 not, run these.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from diloco.protocol.config import ADMISSIONS, QUORUM_RULES, ProtocolConfig
-from diloco.protocol.grace import grace_window_s
-from diloco.protocol.quorum_rules import Standing, Verdict
+from diloco.protocol.messages import OfferTerms
+from diloco.protocol.values import Value
+
+# Quorum and admission ---------------------------------------------------------
 
 
-class RoundPolicy(NamedTuple):
-  """The rules of one run by which its rounds wait and merge."""
+class Standing(NamedTuple):
+  """What a rule of quorum knows of a round."""
 
-  config: ProtocolConfig
+  offers: int  # That it can merge.
+  live: int  # Learners that are here to stay.
+  quorum: int  # K, at most the learners that can be pulled from.
+
+
+class Verdict(NamedTuple):
+  """A decision and its reason."""
+
+  holds: bool
+  reason: str
+
+
+def count_offers(standing: Standing) -> Verdict:
+  """K offers suffice (the paper's Alg. 2)."""
+  offers, live, quorum = standing
+  return Verdict(offers >= quorum, f'{offers}/{quorum} offers, {live} live')
+
+
+QUORUM_RULES = {'offers': count_offers}
+
+
+class Admission(Value):
+  """The rule that says which offers a round takes."""
+
+  waits_for_clock: bool  # Its learner's pace clock must have reached the round.
+
+
+# 'latest' merges the newest offer of every live learner, 'fresh' only offers of
+# learners whose pace clock has reached the round (the paper's reading).
+ADMISSIONS = {'latest': Admission(False), 'fresh': Admission(True)}
+
+
+# The weight of a contribution: quantity times quality of its tokens -----------
+
+
+def token_weight(c_tokens: int, c_steps: int) -> float:
+  """w = c_tokens · (c_tokens / c_steps) (Alg. 2, line 9); 0 without a step."""
+  return c_tokens * (c_tokens / c_steps) if c_steps else 0.0
+
+
+def equal_weight(c_tokens: int, c_steps: int) -> float:
+  """w = 1; 0 for a contribution without a step."""
+  return 1.0 if c_steps else 0.0
+
+
+WEIGHTS = {'tokens': token_weight, 'equal': equal_weight}
+
+
+def normalised(weights: Mapping[int, float]) -> dict[int, float]:
+  """Returns weights that sum to 1, in ascending id; equal if all are 0."""
+  total = sum(weights[m] for m in sorted(weights))
+  if total == 0.0:
+    return {m: 1.0 / len(weights) for m in sorted(weights)}
+  return {m: weights[m] / total for m in sorted(weights)}
+
+
+# The policy -------------------------------------------------------------------
+
+
+def grace_window_s(
+  step_s: float,
+  quorum_s: float,
+  sync_s: float,
+  overlap_steps: int,
+  safety: float,
+  cap_steps: float,
+) -> float:
+  """ξ_grace = clip(γ·(τ·ξ_step − ξ_quorum − ξ_sync), 0, cap·ξ_step), in s.
+
+  The part of the τ overlapped steps that quorum and sync leave over may be
+  spent on waiting for more learners.
+  """
+  slack_s = overlap_steps * step_s - quorum_s - sync_s
+  return min(max(safety * slack_s, 0.0), cap_steps * step_s)
+
+
+class RoundPolicy:
+  """The rules of one run by which its rounds wait and merge.
+
+  Args:
+    config: the run's `ProtocolConfig`, which says which rules these are.
+  """
+
+  def __init__(self, config):
+    self.config = config
 
   def quorum(self, live: int, proven: int) -> int:
     """Returns K now: at most the learners that can be pulled from, at least 1.
@@ -28,13 +115,7 @@ class RoundPolicy(NamedTuple):
     return max(1, min(self.config.quorum, proven or live))
 
   def enough(self, offers: int, live: int, quorum: int) -> Verdict:
-    """Says if a round may merge so many offers.
-
-    Args:
-      offers: those that it can merge.
-      live: learners that are here to stay.
-      quorum: K as it is now.
-    """
+    """Says if a round may merge so many offers; see `Standing`."""
     rule = QUORUM_RULES[self.config.quorum_rule]
     return rule(Standing(offers, live, quorum))
 
@@ -42,16 +123,14 @@ class RoundPolicy(NamedTuple):
     """Returns True if only clocks that have reached a round give it offers."""
     return ADMISSIONS[self.config.admission].waits_for_clock
 
-  def admits(self, clock: int | None, due_step: int) -> Verdict:
-    """Says if a learner's clock lets its offer into a round.
+  def admits(self, clock: int | None, due_step: int) -> bool:
+    """Returns True if a learner's clock lets its offer into a round.
 
     Args:
       clock: its pace clock; None: it is leaving.
       due_step: at which the round is due; 0 in a run's finish.
     """
-    if self.waits_for_clock() and clock is not None and clock < due_step:
-      return Verdict(False, f'clock {clock} before step {due_step}')
-    return Verdict(True, '')
+    return not self.waits_for_clock() or clock is None or clock >= due_step
 
   def window_s(
     self, step_s: float | None, quorum_s: float, sync_s: float
@@ -75,7 +154,6 @@ class RoundPolicy(NamedTuple):
     that it is held open for.
 
     Args:
-      round_: the round's number.
       due_step: as in `admits`.
       clock: the learner's pace clock.
       offered: the round that its newest offer is for; None: it has none.
@@ -104,11 +182,14 @@ class RoundPolicy(NamedTuple):
   def why_finish_over(
     self, now: float, finish_at_s: float, all_in: bool
   ) -> str | None:
-    """Returns why a last round waits no longer, even below the quorum.
-
-    Args:
-      all_in: whether every learner has handed in its last offers.
-    """
+    """Returns why a last round waits no longer, even below the quorum."""
     if now >= finish_at_s:
       return 'finish, time is over'
     return 'finish, everyone handed in' if all_in else None
+
+  def shares(self, terms: Mapping[int, OfferTerms]) -> dict[int, float]:
+    """Returns the normalised weight of each learner's contribution."""
+    weigh = WEIGHTS[self.config.weighting]
+    return normalised(
+      {m: weigh(x.c_tokens, x.c_steps) for m, x in terms.items()}
+    )

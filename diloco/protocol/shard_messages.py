@@ -7,16 +7,18 @@ number that the lead assigned. Bytes go directly between learners and shards.
 The lead's work on its own pieces uses the same messages.
 """
 
-import dataclasses
-
 from diloco.protocol import messages
-from diloco.protocol.messages import Part, Payload
+from diloco.protocol.messages import Part, Payload, SessionKey
+from diloco.protocol.values import Value
 
 # From a shard --------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class ShardHello:
+class FromShard(Value):
+  """A message that a shard may send to the lead."""
+
+
+class ShardHello(FromShard):
   """The first message of a shard's session; tuples are by own fragment."""
 
   protocol: int
@@ -33,26 +35,21 @@ class ShardHello:
   address: str  # Where the lead pulls what it collects.
 
 
-@dataclasses.dataclass(frozen=True)
-class Admitted:
+class Admitted(SessionKey, FromShard):
   """Answer to `Admit`."""
 
-  learner: int
-  incarnation: int
   # Where the learner's processes pull; empty if its own were unusable.
   addresses: tuple[str, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class PartPulled:
+class PartPulled(FromShard):
   """Answer to `PullPart`: the bytes are complete and finite."""
 
   job: int
   norm: float  # L2 norm of the own pieces of v_m.
 
 
-@dataclasses.dataclass(frozen=True)
-class PartFailed:
+class PartFailed(FromShard):
   """Answer to a `PullPart` or `TakePart` that failed."""
 
   job: int
@@ -60,8 +57,7 @@ class PartFailed:
   unusable: bool  # The bytes came, but must not be merged.
 
 
-@dataclasses.dataclass(frozen=True)
-class PartMerged:
+class PartMerged(FromShard):
   """Answer to `MergePart`: the outer step is done, but not installed."""
 
   job: int
@@ -69,18 +65,14 @@ class PartMerged:
   part: Part  # The outer update's bytes.
 
 
-@dataclasses.dataclass(frozen=True)
-class HostParts:
+class HostParts(SessionKey):
   """The share of a part that each host of a learner is offered."""
 
-  learner: int
-  incarnation: int
   parts: tuple[Part, ...]  # By host.
   crcs: tuple[int, ...]  # CRC of its slices of the resulting Θ_p, by host.
 
 
-@dataclasses.dataclass(frozen=True)
-class PartOffered:
+class PartOffered(FromShard):
   """Answer to `PublishPart`, `ServePart` or `CollectPart`: it is on offer."""
 
   job: int
@@ -88,16 +80,14 @@ class PartOffered:
   hosts: tuple[HostParts, ...]  # For learners of several hosts.
 
 
-@dataclasses.dataclass(frozen=True)
-class PartTaken:
+class PartTaken(FromShard):
   """Answer to `TakePart`: the bytes are here, but not installed."""
 
   job: int
   crcs: tuple[int, ...]  # CRCs of the pieces.
 
 
-@dataclasses.dataclass(frozen=True)
-class Saved:
+class Saved(FromShard):
   """Answer to a `SaveParts` that asked to wait for the disk."""
 
   job: int
@@ -106,31 +96,26 @@ class Saved:
 # From the lead -------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Accepted:
+class FromLead(Value):
+  """A message that the lead may send to a shard."""
+
+
+class Accepted(FromLead):
   """Answer to a `ShardHello`; work begun for another lead is void."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Admit:
+class Admit(SessionKey, FromLead):
   """A session of a learner has begun."""
 
-  learner: int
-  incarnation: int
   addresses: tuple[str, ...]  # Where the learner's processes offer this part.
   partition: str  # From the learner's hello.
 
 
-@dataclasses.dataclass(frozen=True)
-class Release:
+class Release(SessionKey, FromLead):
   """A learner's session has ended."""
 
-  learner: int
-  incarnation: int
 
-
-@dataclasses.dataclass(frozen=True)
-class PullPart:
+class PullPart(FromLead):
   """Pull the own part of an offer, for a round."""
 
   job: int
@@ -141,15 +126,13 @@ class PullPart:
   payload: Payload
 
 
-@dataclasses.dataclass(frozen=True)
-class CancelPart:
+class CancelPart(FromLead):
   """The bytes of job `pull` are not wanted any more."""
 
   pull: int  # Job number of a `PullPart`.
 
 
-@dataclasses.dataclass(frozen=True)
-class MergePart:
+class MergePart(FromLead):
   """Merge what these jobs pulled, by ascending learner; step, encode."""
 
   job: int
@@ -160,17 +143,13 @@ class MergePart:
   weights: tuple[float, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Recipient:
+class Recipient(SessionKey):
   """A session, with the handle under which it will find something."""
 
-  learner: int
-  incarnation: int
   handle: int
 
 
-@dataclasses.dataclass(frozen=True)
-class InstallPart:
+class InstallPart(FromLead):
   """Make the result of job `merge` the new Θ_p."""
 
   merge: int  # Job number of a `MergePart`.
@@ -178,8 +157,7 @@ class InstallPart:
   fragment: int
 
 
-@dataclasses.dataclass(frozen=True)
-class PublishPart:
+class PublishPart(FromLead):
   """Offer the outer update that job `merge` produced."""
 
   job: int
@@ -188,8 +166,7 @@ class PublishPart:
   recipients: tuple[Recipient, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class ServePart:
+class ServePart(FromLead):
   """Offer the own part of the full fragment."""
 
   job: int
@@ -197,8 +174,7 @@ class ServePart:
   recipient: Recipient
 
 
-@dataclasses.dataclass(frozen=True)
-class TakePart:
+class TakePart(FromLead):
   """Pull the own part of a learner's copy of a lost fragment."""
 
   job: int
@@ -208,8 +184,7 @@ class TakePart:
   payload: Payload
 
 
-@dataclasses.dataclass(frozen=True)
-class GoOn:
+class GoOn(FromLead):
   """Set Θ_p to `version`: from job `taken`, or from what is here."""
 
   fragment: int
@@ -217,17 +192,13 @@ class GoOn:
   taken: int  # Job number of a `TakePart`; 0: nothing was taken.
 
 
-@dataclasses.dataclass(frozen=True)
-class RetireParts:
+class RetireParts(SessionKey, FromLead):
   """The learner no longer needs these offers."""
 
-  learner: int
-  incarnation: int
   handles: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class SaveParts:
+class SaveParts(FromLead):
   """Write a checkpoint of everything as it is after this round."""
 
   job: int
@@ -236,45 +207,16 @@ class SaveParts:
   wait: bool  # Answer once it is on the disk.
 
 
-@dataclasses.dataclass(frozen=True)
-class CollectPart:
+class CollectPart(FromLead):
   """Offer the lead the own part of the full fragment, under `job`."""
 
   job: int
   fragment: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Depart:
+class Depart(FromLead):
   """The run is over."""
 
 
-FROM_SHARD = (
-  ShardHello,
-  messages.Alive,
-  Admitted,
-  PartPulled,
-  PartFailed,
-  PartMerged,
-  PartOffered,
-  PartTaken,
-  Saved,
-)
-FROM_LEAD = (
-  messages.Refusal,
-  Accepted,
-  Admit,
-  Release,
-  PullPart,
-  CancelPart,
-  MergePart,
-  InstallPart,
-  PublishPart,
-  ServePart,
-  TakePart,
-  GoOn,
-  RetireParts,
-  SaveParts,
-  CollectPart,
-  Depart,
-)
+FROM_SHARD = (messages.Alive, *FromShard.__subclasses__())
+FROM_LEAD = (messages.Refusal, *FromLead.__subclasses__())

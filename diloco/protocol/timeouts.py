@@ -6,10 +6,7 @@ time-outs alike. The floors allow for what a host does besides the run
 (scheduling, page faults), the multiples for uneven steps and links.
 """
 
-import dataclasses
-
-from diloco.protocol.grace import EMA_WEIGHT, Ema
-from diloco.protocol.values import changed
+from diloco.protocol.values import EMA_WEIGHT, Ema, Value, changed
 
 # Sizes that differ by less than this share of their mean do not determine a
 # rate.
@@ -35,29 +32,19 @@ END_WAIT_S = 300.0  # Time for a syncer to be restarted.
 LOOK_FLOORS = 0.25  # Between two looks at the clock, in silence floors.
 
 
-@dataclasses.dataclass(frozen=True)
-class TransferTime:
+class TransferTime(Value):
   """A weighted least-squares fit of time over bytes, for the latest pulls.
 
   Pulls of one size do not separate latency from rate: larger ones are assumed
   to take proportionally longer, and smaller ones no less.
-
-  Attributes:
-    nbytes: mean size of the pulls.
-    took_s: mean duration of the pulls; None: nothing is known.
-    variance: variance of the sizes, in bytes².
-    covariance: covariance of size and duration, in bytes·s.
-    stretch: factor by which the estimate was raised since the last success, ≥
-      1.
-    failed: True if the last pull failed or was given up.
   """
 
-  nbytes: float = 0.0
-  took_s: float | None = None
-  variance: float = 0.0
-  covariance: float = 0.0
-  stretch: float = 1.0
-  failed: bool = False
+  nbytes: float = 0.0  # Mean size of the pulls.
+  took_s: float | None = None  # Their mean duration; None: nothing is known.
+  variance: float = 0.0  # Of the sizes, in bytes².
+  covariance: float = 0.0  # Of size and duration, in bytes·s.
+  stretch: float = 1.0  # Raises the estimate since the last success; ≥ 1.
+  failed: bool = False  # The last pull failed or was given up.
 
   def usual_s(self, nbytes: int) -> float | None:
     """Returns the expected seconds for `nbytes`; None: nothing is known."""

@@ -1,12 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaces fields of frozen dataclasses that change at every event."""
+"""Frozen values that change at every event, and how to change them."""
 
-from typing import TypeVar
+import dataclasses
+import typing
 
-Value = TypeVar('Value')
+EMA_WEIGHT = 0.2  # Weight of the newest sample; the paper gives no value.
+V = typing.TypeVar('V', bound='Value')
 
 
-def changed(value: Value, **fields) -> Value:
+@typing.dataclass_transform(frozen_default=True)
+class Value:
+  """Makes each class that derives from it a frozen dataclass.
+
+  As flax's PyTreeNode does. Messages, events and effects are values, and what
+  they derive from says which they are.
+  """
+
+  def __init_subclass__(cls, **options):
+    super().__init_subclass__()
+    dataclasses.dataclass(frozen=True, **options)(cls)
+
+
+def changed(value: V, **fields) -> V:
   """Does what `dataclasses.replace` does, without checks, in a tenth of the
   time.
 
@@ -18,3 +33,17 @@ def changed(value: Value, **fields) -> Value:
   assert len(values) == len(value.__dict__), f'{fields=} of {value}'
   object.__setattr__(copy, '__dict__', values)
   return copy
+
+
+class Ema(Value):
+  """An exponential moving average of seconds; the first sample sets it."""
+
+  value_s: float | None = None
+
+  def add(self, sample_s: float) -> 'Ema':
+    if self.value_s is None:
+      return Ema(sample_s)
+    return Ema(self.value_s + EMA_WEIGHT * (sample_s - self.value_s))
+
+  def or_zero(self) -> float:
+    return 0.0 if self.value_s is None else self.value_s

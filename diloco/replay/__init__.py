@@ -3,11 +3,8 @@
 
 Start with `replay_plan`: what has to be done again, made from the tapes alone.
 
-  __main__         flags to a replay
-  replay_session   a run's folder, opened; its machine, its end
-  replay_plan      what to do again, in which order
-  replay           does it, and compares the bytes
-  replay_backends  what the replayed processes hold
-  timeline         tapes as what happened when (`python -m diloco.tape`)
-  timeline_text    the same as text
+  __main__     a run's folder, opened; its machine, its end
+  replay_plan  what to do again, in which order
+  replay       does it, and compares the bytes
+  timeline     tapes as what happened when (`python -m diloco.tape`)
 """

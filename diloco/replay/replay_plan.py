@@ -16,7 +16,7 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.run import tape_events
 from diloco.run.event_log import EventLogs, LoggedEvent
 
-BEHIND = 'behind'  # Kind of a record; see `protocol/syncer/absence.py`.
+BEHIND = 'behind'  # Kind of a record; see `protocol/syncer/recovery.py`.
 Process = tuple[int, int]  # (learner, process).
 Named = tuple[int, int, int]  # (fragment, version, CRC): a state in the run.
 # (fragment, CRC): Θ_p by its content, which two versions may share: a fragment

@@ -2,6 +2,7 @@
 """A run's tapes as one timeline: rounds, joins and deaths in order."""
 
 import dataclasses
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from diloco.metrics.jsonl import read_jsonl
@@ -13,8 +14,8 @@ from diloco.run.event_log import EventLogs, LoggedEvent
 
 ROUND = 'round'
 UNCLOSED = 'unclosed'  # A round left open by a syncer's death.
-DEATHS = ('lost', 'restart')  # Learner's, syncer's.
 DETAILS = ('snapshot', 'apply', 'progress', 'save')  # From learners' tapes.
+COLUMNS, LEFT = 100, 22  # Of a line, and for the time and the subject.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,6 @@ class TimelineRow:
   who: str  # 'round 12', 'learner 3', 'syncer', …
   learners: frozenset[int]  # Learners that it concerns.
   words: str
-  merge: syncer_events.Merge | None = None  # For a round.
 
 
 def timeline_rows(tapes: EventLogs) -> list[TimelineRow]:
@@ -87,8 +87,20 @@ def _of_syncer(tapes: EventLogs) -> Iterator[TimelineRow]:
 
 def _round(line: LoggedEvent, merge: syncer_events.Merge) -> TimelineRow:
   learners = frozenset(share.learner for share in merge.shares)
-  who = f'round {merge.round}'
-  return TimelineRow(line.time_s, ROUND, who, learners, merge.reason, merge)
+  shares = ', '.join(_share(share, merge.version) for share in merge.shares)
+  words = (
+    f'p{merge.fragment} v{merge.version} t{merge.step}: {shares}; '
+    f'{merge.reason}'
+  )
+  return TimelineRow(
+    line.time_s, ROUND, f'round {merge.round}', learners, words
+  )
+
+
+def _share(share: syncer_events.Share, version: int) -> str:
+  """Returns weight and age of an offer; * marks an older base."""
+  older = '*' if share.base_version < version - 1 else ''
+  return f'{share.learner} {share.weight:.0%}{older} {share.age_s:.2f} s'
 
 
 def _unexplained(said: tape_events.Publish) -> syncer_events.Merge:
@@ -243,3 +255,12 @@ def chosen(
     and (each.kind in kinds if kinds else True)
     and (each.kind not in DETAILS or learner is not None or bool(kinds))
   ]
+
+
+def text(shown: Sequence[TimelineRow]) -> Iterator[str]:
+  """Yields the rows as lines of `COLUMNS`."""
+  for each in shown:
+    left = f'{each.time_s:9.2f}  {each.who:<11}'
+    for line in textwrap.wrap(each.words, COLUMNS - LEFT) or ['']:
+      yield f'{left}{line}'
+      left = ' ' * LEFT

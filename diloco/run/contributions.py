@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from diloco.numerics import merge, native, payload
-from diloco.numerics.block_codec import EncodedArray
-from diloco.numerics.codec import Codec
+from diloco.numerics import merge, payload
+from diloco.numerics.codec import Codec, EncodedArray
 from diloco.numerics.fragments import Pieces
 from diloco.protocol import messages
 from diloco.run import payload_parts
@@ -117,6 +116,7 @@ def checked(v: Inspected) -> tuple[Inspected, float]:
 
 def _largest(x: np.ndarray | EncodedArray) -> float:
   """Returns max |x|, infinite if a value is not finite."""
-  found = x.largest if isinstance(x, EncodedArray) else native.largest(x)
-  found = float(np.abs(x).max()) if found is None else found
+  found = x.largest if isinstance(x, EncodedArray) else float(
+    max(x.max(), -x.min())  # Both are NaN if one value is.
+  )
   return found if math.isfinite(found) else math.inf

@@ -54,8 +54,8 @@ def open_access(
   plane = planes.PLANES[transport.data_plane]
   access = auth.read(
     auth.AccessFiles(**files),
-    serves=bind is not None or plane.authenticated,
-    connects=bind is None or plane.authenticated,
+    serves=bind is not None or plane.guarded,
+    connects=bind is None or plane.guarded,
   )
   if bind is not None:
     _refuse_strangers(f'--bind={bind}', bind, access, insecure)

@@ -17,10 +17,9 @@ from absl import logging
 
 from diloco.config import config_files, run_config
 from diloco.config import limits as config_limits
-from diloco.config.data_section import MixItem
 from diloco.config.sections import ModelConfig
 from diloco.data import corpus, text_windows
-from diloco.data.mixture import MixtureSource, file_corpus
+from diloco.data.corpus import file_corpus
 from diloco.data.paths import Watch, unwatched
 from diloco.data.sources import IN_MEMORY
 from diloco.data.tokenizers import make_tokenizer
@@ -318,17 +317,12 @@ def load_text(
       f'model.vocab={config.model.vocab}: data.tokenizer={data.tokenizer!r} '
       f'has {tokenizer.vocab} tokens, the model must know them all'
     )
-  heldout = data.heldout
   return file_corpus(
-    [_source(item) for item in data.items],
-    _source(heldout) if heldout else None,
+    data.items,
+    data.heldout,
     data.heldout_percent,
     tokenizer,
     data.index_path,
     say=say,
     watch=watch,
   )
-
-
-def _source(item: MixItem) -> MixtureSource:
-  return MixtureSource(item.format, item.path, item.text_key, item.weight)

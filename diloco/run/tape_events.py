@@ -38,7 +38,6 @@ class Started:
   total_steps: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
 class Publish(syncer_events.Publish):
   """A round has closed."""
 
@@ -114,8 +113,7 @@ class Begin:
   machine: Machine
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Snapshot(messages.OfferTerms):
+class Snapshot(messages.OfferTerms, kw_only=True):
   """The fragment was copied, to be offered against the base it then had.
 
   A later round than its own may merge it.

@@ -16,13 +16,15 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.syncer import events as syncer_events
-from diloco.simulator.contents import Backend, SymbolicBackend
+from diloco.simulator.contents import Backend
 from diloco.simulator.engine import Observer, Simulation
-from diloco.simulator.learner_jobs import SESSION_BITS
-from diloco.simulator.network import SteadyWires, Wires
-from diloco.simulator.simulated_learner import SimulatedLearner
-from diloco.simulator.simulated_shard import SimulatedShard
-from diloco.simulator.simulated_syncer import Disk, SimulatedSyncer
+from diloco.simulator.network import UnequalWires, Wires
+from diloco.simulator.simulated_learner import SESSION_BITS, SimulatedLearner
+from diloco.simulator.simulated_syncer import (
+  Disk,
+  SimulatedShard,
+  SimulatedSyncer,
+)
 from diloco.simulator.timing import BOTH_WAYS, Timing, Ways
 
 EPOCH_S = 1e6  # The time of a correct clock at the start of a simulation.
@@ -101,10 +103,10 @@ class Cluster:
     self.options = options
     self.loss = options.loss
     self.observer = observer or Observer()
-    self.wires = options.wires or SteadyWires(
+    self.wires = options.wires or UnequalWires(
       timing.transfer_s, timing.latency_s
     )
-    self.contents = contents or SymbolicBackend(config.fragments)
+    self.contents = contents or Backend(config.fragments)
     self.sim = Simulation(saved.now_s if saved else 0.0)
     self.learners: dict[int, SimulatedLearner] = {}
     # Learners' own checkpoints, and their saved contents.

@@ -5,8 +5,7 @@ from diloco.protocol import messages, timeouts
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import recovery
-from diloco.protocol.syncer.members import Member
-from diloco.protocol.syncer.state import Ledger, SyncerSnapshot
+from diloco.protocol.syncer.state import Ledger, Member, SyncerSnapshot
 
 
 class Violation(AssertionError):

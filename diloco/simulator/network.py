@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import math
 import random
+import types
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -67,45 +68,14 @@ class Wires(Protocol):
     """
 
 
-class SteadyWires:
-  """Wires with one duration for every fragment, whatever else is in transfer.
-
-  Args:
-    transfer_s: duration for a fragment.
-    latency_s: added if the syncer pulls.
-  """
-
-  STATE_FRAGMENTS = 4  # A state takes as long as this many fragments.
-
-  def __init__(self, transfer_s: float, latency_s: float):
-    self._transfer_s = transfer_s
-    self._latency_s = latency_s
-
-  def pieces(self, cargo: Cargo) -> int:
-    """Returns the number of pulls; see `Wires`."""
-    return self.STATE_FRAGMENTS if cargo is Cargo.STATE else 1
-
-  def offer_bytes(self, fragment: int) -> int:
-    """Returns the size of an offer; see `Wires`."""
-    return 1
-
-  def arrival_s(
-    self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
-  ) -> float:
-    """Returns when a pull is over; see `Wires`."""
-    del source, cargo, fragment
-    latency_s = self._latency_s if target == SYNCER else 0.0
-    return now_s + latency_s + self._transfer_s
-
-
 class UnequalWires:
-  """Individual links, fragments of several sizes, stalls, throttled links.
+  """Pulls that do not share a link; by default one duration for all.
 
   Args:
     transfer_s: duration for a fragment of size 1 over the usual link.
     latency_s: added if the syncer pulls.
     links: by learner id; the usual one for all others.
-    sizes: sizes of the fragments, relative to the usual one.
+    sizes: sizes of the fragments, relative to the usual one; (): all equal.
     stall_share: share of the pulls that take up to `STALL_S` longer.
     seed: seed of the stalls.
     full_updates: time of a full fragment, by that of an update.
@@ -114,6 +84,7 @@ class UnequalWires:
     throttled: current factor on the time that bytes take, by learner id.
   """
 
+  STATE_FRAGMENTS = 4  # A state takes as long as this many fragments.
   STALL_S = 5.0
   LONGEST_S = 10.0  # For a pull: a time-out would end it.
   BYTES = 1000  # Announced size of an offer of the usual size.
@@ -122,10 +93,10 @@ class UnequalWires:
     self,
     transfer_s: float,
     latency_s: float,
-    links: Mapping[int, LinkDeviation],
-    sizes: Sequence[float],
-    stall_share: float,
-    seed: int,
+    links: Mapping[int, LinkDeviation] = types.MappingProxyType({}),
+    sizes: Sequence[float] = (),
+    stall_share: float = 0.0,
+    seed: int = 0,
     full_updates: float = 1.0,
   ):
     self.throttled: dict[int, float] = {}
@@ -139,7 +110,7 @@ class UnequalWires:
 
   def pieces(self, cargo: Cargo) -> int:
     """Returns the number of pulls; see `Wires`."""
-    return SteadyWires.STATE_FRAGMENTS if cargo is Cargo.STATE else 1
+    return self.STATE_FRAGMENTS if cargo is Cargo.STATE else 1
 
   def longest_state_s(self) -> float:
     """Returns the longest time of a state between two learners, once healed."""
@@ -148,15 +119,31 @@ class UnequalWires:
     transfer_s *= max(x.down for x in links)
     return self.pieces(Cargo.STATE) * min(transfer_s, self.LONGEST_S)
 
+  def _size(self, fragment: int) -> float:
+    return self._sizes[fragment] if self._sizes else 1.0
+
   def offer_bytes(self, fragment: int) -> int:
     """Returns the size of an offer; see `Wires`."""
-    return max(1, round(self.BYTES * self._sizes[fragment]))
+    return max(1, round(self.BYTES * self._size(fragment)))
 
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
     """Returns when a pull is over; see `Wires`."""
-    size = 1.0 if cargo is Cargo.STATE else self._sizes[fragment]
+    transfer_s = self.transfer_s(source, target, cargo, fragment)
+    if self.stall_share and self._random.random() < self.stall_share:
+      transfer_s += self._random.uniform(0.0, self.STALL_S)
+    latency_s = 0.0
+    if target == SYNCER:
+      link = self._links.get(source, USUAL)
+      latency_s = self._latency_s + (link.up_s + link.down_s) / 2
+    return now_s + latency_s + min(transfer_s, self.LONGEST_S)
+
+  def transfer_s(
+    self, source: int, target: int, cargo: Cargo, fragment: int
+  ) -> float:
+    """Returns how long the bytes of a pull take if it does not stall."""
+    size = 1.0 if cargo is Cargo.STATE else self._size(fragment)
     transfer_s = self._transfer_s * size
     if cargo is Cargo.FRAGMENT:
       transfer_s *= self._full_updates
@@ -166,13 +153,7 @@ class UnequalWires:
       transfer_s *= self._links.get(target, USUAL).down
     for learner in {source, target} & self.throttled.keys():
       transfer_s *= self.throttled[learner]
-    if self.stall_share and self._random.random() < self.stall_share:
-      transfer_s += self._random.uniform(0.0, self.STALL_S)
-    latency_s = 0.0
-    if target == SYNCER:
-      link = self._links.get(source, USUAL)
-      latency_s = self._latency_s + (link.up_s + link.down_s) / 2
-    return now_s + latency_s + min(transfer_s, self.LONGEST_S)
+    return transfer_s
 
 
 @dataclasses.dataclass(frozen=True)

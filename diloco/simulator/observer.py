@@ -11,7 +11,7 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.contents import Counters, counters_of, crc_of
 from diloco.simulator.engine import Observer
 from diloco.simulator.invariants import Invariants, hold
-from diloco.simulator.learner_jobs import OFFERS_MAX
+from diloco.simulator.simulated_learner import OFFERS_MAX
 
 
 class TokenObserver(Observer):

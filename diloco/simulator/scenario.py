@@ -21,7 +21,8 @@ from diloco.simulator.timing import Timing
 
 WIDE_FROM = 10**8
 BURDENED_FROM = 10**14
-SLOW_SHARE, MANY_SHARE = 0.08, 0.04  # Of the seeds from there on.
+TOO_SLOW = (1.05, 3.0)  # Time of an update, by that of a round.
+CALM_ROUNDS = 20  # Before the first fault, if a link is too slow.
 SYNCER_NAME = 'syncer'
 NEW = 'newcomer'  # An id that was not seen before.
 # Kind, its target ('': a drawn learner), weight. Their order is that of the
@@ -64,7 +65,6 @@ class Surroundings:
     partitions: of learners of several hosts, by id.
     finish: faults, in seconds after the run has begun to finish.
     full_updates: time of a full fragment, by that of an update.
-    slow: learners to which updates take longer than rounds.
   """
 
   sizes: tuple[float, ...]
@@ -72,7 +72,6 @@ class Surroundings:
   partitions: Mapping[int, str]
   finish: tuple[Fault, ...]
   full_updates: float = 1.0
-  slow: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -416,20 +415,22 @@ def _draw_finish(rng: random.Random, shards: int) -> tuple[Fault, ...]:
 
 
 def _burdened(scenario: Scenario) -> Scenario:
-  """Adds a link that is too slow, or many learners, to a share of the seeds."""
+  """Adds to a share of the seeds what is rare otherwise."""
   rng = random.Random(f'burdened {scenario.seed}')
   drawn = rng.random()
-  if drawn < SLOW_SHARE:
-    return _with_a_slow_link(rng, scenario)
-  if drawn < SLOW_SHARE + MANY_SHARE:
-    return _with_many_learners(rng, scenario)
+  for share, burden in BURDENS:
+    if drawn < share:
+      return burden(rng, scenario)
+    drawn -= share
   return scenario
 
 
 def _with_a_slow_link(rng: random.Random, scenario: Scenario) -> Scenario:
-  """Draws a learner whose updates take longer than rounds do.
+  """Draws a learner to which updates take longer than rounds.
 
   Rounds go on without it, and its work is admitted if it is a little stale.
+  Faults begin once the link has been too slow for a while, and are fewer: a
+  learner that restarts pulls whole fragments.
   """
   config, timing = scenario.config, scenario.timing
   learners = max(2, config.learners)
@@ -443,23 +444,28 @@ def _with_a_slow_link(rng: random.Random, scenario: Scenario) -> Scenario:
     max_staleness_versions=rng.choice((1, 3, 6)),
     total_steps=10_000,
   )
-  sizes = scenario.wide.sizes
-  round_s = config.spacing_steps * min(timing.step_s.values())
-  usual_s = timing.transfer_s * sum(sizes) / len(sizes)
   slow = rng.randrange(learners)
+  others_s = sorted(timing.step_s[m] for m in range(learners) if m != slow)
+  # Rounds come at the pace of the learner that completes the quorum.
+  round_s = config.spacing_steps * others_s[config.quorum - 1]
+  sizes = scenario.wide.sizes
+  usual_s = timing.transfer_s * sum(sizes) / len(sizes)
   link = dataclasses.replace(
     timing.links.get(slow, USUAL),
-    down=rng.choice((1.2, 2.0, 4.0)) * round_s / usual_s,
+    down=rng.uniform(*TOO_SLOW) * round_s / usual_s,
+  )
+  calm_s = CALM_ROUNDS * round_s
+  faults = tuple(
+    dataclasses.replace(fault, at_s=calm_s + 2 * fault.at_s)
+    for fault in scenario.faults[:: rng.choice((1, 2, 4))]
   )
   return dataclasses.replace(
     scenario,
     config=config,
     timing=dataclasses.replace(timing, links={**timing.links, slow: link}),
+    faults=faults,
     wide=dataclasses.replace(
-      scenario.wide,
-      finish=(),
-      full_updates=rng.choice((1.0, 4.0, 7.5)),
-      slow=frozenset({slow}),
+      scenario.wide, finish=(), full_updates=rng.choice((1.0, 4.0, 7.5))
     ),
   )
 
@@ -467,7 +473,7 @@ def _with_a_slow_link(rng: random.Random, scenario: Scenario) -> Scenario:
 def _with_many_learners(rng: random.Random, scenario: Scenario) -> Scenario:
   """Draws many learners, and a restart that loses the last closes' bytes."""
   timing = scenario.timing
-  learners = rng.randint(16, 24)
+  learners = max(rng.randint(16, 24), scenario.config.learners)
   usual_s = min(timing.step_s.values())
   step_s = {
     m: timing.step_s.get(m, usual_s * rng.choice((1.0, 1.0, 1.2, 2.0)))
@@ -492,3 +498,64 @@ def _with_many_learners(rng: random.Random, scenario: Scenario) -> Scenario:
     checkpoint_rounds=10,
     faults=tuple(faults),
   )
+
+
+def _with_late_donations(rng: random.Random, scenario: Scenario) -> Scenario:
+  """Draws newcomers whose donors' copies are older than what a shard regains.
+
+  A shard dies as its newest version is on the way to the learners, and is back
+  before a donor has offered its copy.
+  """
+  timing, fragments = scenario.timing, rng.choice((1, 2))
+  learners = max(rng.randint(3, 6), scenario.config.learners)
+  config = dataclasses.replace(
+    scenario.config,
+    learners=learners,
+    fragments=fragments,
+    sync_every_steps=2,
+    overlap_steps=1,
+    quorum=1,
+    total_steps=10_000,
+  )
+  step_s, fast = min(timing.step_s.values()), learners - 1
+  faults, at_s = [*scenario.faults[:: rng.choice((1, 4))]], 0.0
+  for _ in range(rng.randint(8, 16)):
+    at_s += rng.uniform(1.0, 3.0)
+    learner = learner_name(rng.randrange(fast))
+    dies_s = at_s + rng.uniform(step_s, 6 * step_s)
+    back_s = dies_s + rng.choice((0.02, 0.1))
+    faults += [
+      Fault(0, at_s, 'kill', learner),
+      Fault(0, at_s + 0.05, 'kill', learner),
+      Fault(0, dies_s, 'kill', shard_name(1)),
+      Fault(0, back_s, 'kill', shard_name(1)),
+    ]
+  return dataclasses.replace(
+    scenario,
+    config=config,
+    timing=dataclasses.replace(
+      timing,
+      step_s={
+        m: step_s * (1.0 if m == fast else 4.0)
+        for m in range(learners + NEWCOMERS_MAX)
+      },
+      latency_s=0.01,
+      transfer_s=step_s,
+      links={},
+    ),
+    faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+    checkpoint_rounds=10,
+    shards=max(2, scenario.shards),
+    last_shard=1,
+    wide=dataclasses.replace(
+      scenario.wide, sizes=(1.0,) * fragments, finish=()
+    ),
+  )
+
+
+# Shares of the seeds, and what they have.
+BURDENS = (
+  (0.06, _with_a_slow_link),
+  (0.06, _with_many_learners),
+  (0.03, _with_late_donations),
+)

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from diloco import faults
 from diloco.faults import Fault, number_of
 from diloco.protocol import messages
+from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.invariants import hold
+from diloco.simulator.network import SYNCER, Cargo
 from diloco.simulator.observer import ClusterObserver
 from diloco.simulator.scenario import SYNCER_NAME, THROTTLED, Scenario, draw
 
@@ -25,6 +27,7 @@ TRIPS = AssertionError, AttributeError, LookupError, TypeError, ValueError
 SYMPTOM_CHARS = 200  # For one failure in a list of many.
 END_IN_SIGHT_STEPS = 30  # An end that is further away is not waited for.
 MANY_LEARNERS = 16
+SLOW_UPDATES = 16  # In succession, which take longer than their rounds.
 # What a scenario may have had, as it is counted in the output.
 SLOW_LINK = 'a link slower than rounds'
 SEVERAL_VERSIONS = 'a pull of several versions'
@@ -175,22 +178,22 @@ class SwarmStage:
 
 
 class SwarmObserver(ClusterObserver):
-  """Checks the invariants, and notes what of interest a scenario had.
+  """Checks the invariants, and notes what of interest happened.
 
   Attributes:
+    cluster: the cluster that it observes.
     witnessed: of `WITNESSED`.
   """
 
-  def __init__(self, scenario: Scenario):
-    super().__init__(scenario.config)
+  def __init__(self, config: ProtocolConfig):
+    super().__init__(config)
+    self.cluster: Cluster | None = None
     self.witnessed: set[str] = set()
-    self._slow = scenario.wide.slow if scenario.wide else frozenset()
-    self._many = scenario.config.learners >= MANY_LEARNERS
+    # By learner, the newest updates for it: time of the close, time to pull.
+    self._updates: dict[int, collections.deque[tuple[float, float]]] = {}
 
   def at_learner(self, process, event, effects):
     super().at_learner(process, event, effects)
-    if process.id in self._slow and process.machine.snapshot().link.ratio > 1.0:
-      self.witnessed.add(SLOW_LINK)
     for effect in effects:
       match effect:
         case learner_events.FetchUpdates(updates=(_, _, *_)):
@@ -198,10 +201,25 @@ class SwarmObserver(ClusterObserver):
 
   def at_syncer(self, syncer, event, effects):
     super().at_syncer(syncer, event, effects)
-    for effect in effects if self._many else ():
+    for effect in effects:
       match effect:
         case syncer_events.Send(message=messages.DonateFragment()):
-          self.witnessed.add(LOST_FRAGMENT)
+          alive = [x for x in self.cluster.learners.values() if not x.gone]
+          if len(alive) >= MANY_LEARNERS:
+            self.witnessed.add(LOST_FRAGMENT)
+        case syncer_events.Publish(fragment=p, recipients=recipients):
+          for learner, _ in recipients:
+            self._note_update(learner, p, syncer.now)
+
+  def _note_update(self, learner: int, p: int, now_s: float):
+    pull_s = self.cluster.wires.transfer_s(SYNCER, learner, Cargo.UPDATE, p)
+    updates = self._updates.setdefault(
+      learner, collections.deque(maxlen=SLOW_UPDATES)
+    )
+    took_s = sum(each_s for _, each_s in updates)
+    if len(updates) == SLOW_UPDATES and took_s > now_s - updates[0][0]:
+      self.witnessed.add(SLOW_LINK)
+    updates.append((now_s, pull_s))
 
 
 class Swarm:
@@ -209,7 +227,7 @@ class Swarm:
 
   def __init__(self, scenario: Scenario):
     self.scenario = scenario
-    self.observer = SwarmObserver(scenario)
+    self.observer = SwarmObserver(scenario.config)
     self.cluster = Cluster(
       scenario.config,
       scenario.timing,
@@ -223,6 +241,7 @@ class Swarm:
         shards=scenario.shards,
       ),
     )
+    self.observer.cluster = self.cluster
     self.stage = SwarmStage(self.cluster)
     self._healed = False
     if scenario.wide is not None:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates a learner's need of chips, hosts and links, without a chip.
 
-planner         a run by arithmetic; free of jax
-plan_text       the same as text; free of jax
+planner         a run by arithmetic, and as text; free of jax
 memory          hosts by formula, the syncer's machine; free of jax
 estimate        one learner on one slice, compiled; and as text
-dry_runs        compiles and stops: `python -m diloco.learner --dry_run`
 """

@@ -19,21 +19,21 @@ import numpy as np
 from jax.experimental import topologies
 
 from diloco.config import hardware, run_config
-from diloco.config.hardware import Chip, Topology
+from diloco.config.hardware import Topology
 from diloco.learner.device import Device
 from diloco.models.flops import StepFlops, step_flops
 from diloco.models.kinds import sizes_of
 from diloco.numerics.mesh_partition import Partition
 from diloco.numerics.payload import cut_bytes
-from diloco.run.spec import RunSpec
+from diloco.run.spec import RunSpec, make_run_spec
 from diloco.sizing import memory
-from diloco.sizing.memory import SyncerMachine, count, in_bytes, rounds
+from diloco.sizing.memory import Memory, SyncerMachine, count, in_bytes, rounds
+from diloco.sizing.planner import MFU
 
 FIRST = 0  # What devices hold alike, the first host sends for all.
 OUT_OF_MEMORY = 'RESOURCE_EXHAUSTED'
 EXCHANGING = ('snapshot', 'blend', 'overwrite')  # Names of programs.
 WIDTH = 80  # Columns of the text.
-MFU = 0.4  # What well-tuned dense training reaches.
 # libtpu asks the machine's metadata server where it runs, and writes logs,
 # unless told; what it compiles for is said by name. It opens no chip here, so
 # another process may have them.
@@ -129,29 +129,10 @@ def _by_libtpu(of: Topology) -> Described:
 # The memory of a chip, and the share of a host.
 
 
-@dataclasses.dataclass(frozen=True)
-class ChipMemory:
-  """Bytes on one chip."""
+def chip_memory(device: Device, ahead: int) -> tuple[Memory, ...]:
+  """Returns the memory of a chip of a learner whose programs are compiled.
 
-  parameters: int  # θ.
-  inner_state: int  # The inner optimizer's.
-  batch: int  # Of one step.
-  temporaries: int  # Of the inner step: gradients, activations, copies.
-  code: int  # Of the inner step.
-  # Of the rounds in flight, on their way to the host or, with the blend
-  # 'carry', until their update has come.
-  snapshots: int
-  arrived: int  # Fragments of Θ that wait for their boundary, at most as many.
-  exchange_temporaries: int  # Of the largest snapshot or blend, while it runs.
-
-  @property
-  def total(self) -> int:
-    """Bytes of a step with the exchange in progress, without a donation."""
-    return sum(dataclasses.astuple(self))
-
-
-def chip_memory(device: Device, ahead: int) -> ChipMemory:
-  """Returns the chip memory of a learner whose programs are compiled.
+  That is of a step with the exchange in progress, without a donation.
 
   Args:
     device: for chips, or for their description.
@@ -160,23 +141,32 @@ def chip_memory(device: Device, ahead: int) -> ChipMemory:
   step = device.programs['step'].memory_analysis()
   parameters = shard_bytes(device.params_like)
   inner_state = shard_bytes(device.state_like)
-  given = step.argument_size_in_bytes - parameters - inner_state
+  batch = max(0, step.argument_size_in_bytes - parameters - inner_state)
   # Donated buffers are returned in place; anything else is new.
   fresh = step.output_size_in_bytes - step.alias_size_in_bytes
-  return ChipMemory(
-    parameters=parameters,
-    inner_state=inner_state,
-    batch=max(0, given),
-    temporaries=step.temp_size_in_bytes + fresh,
-    code=step.generated_code_size_in_bytes,
-    **exchange_memory(device.programs, ahead),
-  )
+  exchange = exchange_memory(device.programs, ahead)
+  found = {
+    'parameters, f32': parameters,
+    'inner state': inner_state,
+    'batch, and code of the step': batch + step.generated_code_size_in_bytes,
+    'gradients, activations: XLA temporaries': (
+      step.temp_size_in_bytes + fresh
+    ),
+    # On their way to the host or, with the blend 'carry', until their update
+    # has come.
+    f'snapshots, {rounds(ahead)} in flight': exchange['snapshots'],
+    # They wait for their boundary, at most as many.
+    'fragments of Θ that have arrived': exchange['arrived'],
+    # Of the largest snapshot or blend.
+    'a blend, while it runs': exchange['exchange_temporaries'],
+  }
+  return tuple(Memory(what, '', nbytes) for what, nbytes in found.items())
 
 
 def exchange_memory(
   programs: Mapping[str, jax.stages.Compiled], ahead: int
 ) -> dict[str, int]:
-  """Returns the fields of `ChipMemory` that belong to the exchange."""
+  """Returns the bytes on a chip that belong to the exchange, by name."""
   analyses = {
     name: program.memory_analysis()
     for name, program in programs.items()
@@ -273,11 +263,10 @@ class Estimate:
   """The resources that a learner needs."""
 
   config: run_config.RunConfig  # The run's configuration.
-  where: str  # What it is compiled for, in words.
+  of: Topology  # The slice that it is compiled for.
   compiler: str  # Name of the compiler, in words.
-  chip: Chip | None  # Kind of chip; None if unknown.
   parameters: int  # Number of the model's parameters.
-  chip_memory: ChipMemory  # Memory of one chip.
+  chip_memory: tuple[Memory, ...]  # Of one chip.
   share: HostShare  # Share of one host.
   syncer: SyncerMachine
   # FLOPs of a step, by convention; None if not defined.
@@ -285,78 +274,50 @@ class Estimate:
   xla_flops: float  # FLOPs of a step on one chip, as the compiler counts.
 
   @property
+  def chip_bytes(self) -> float:
+    return sum(each.nbytes for each in self.chip_memory)
+
+  @property
   def fits(self) -> bool:
-    """False where a chip is known to have less memory."""
-    chip = self.chip
-    return chip is None or self.chip_memory.total <= chip.hbm_bytes
+    return self.chip_bytes <= self.of.chip.hbm_bytes
 
 
-def on_slice(run_spec: RunSpec, of: Topology, compiler: str = '') -> Estimate:
-  """Estimates for a slice that need not exist here.
+def of_config(
+  config: run_config.RunConfig, topology: str, compiler: str = ''
+) -> Estimate:
+  """Estimates a learner for a slice that need not be here.
 
-  Call it before jax has opened a device.
+  Call it before jax has opened a device. The text of the run is not read.
+
+  Args:
+    topology: name of the slice.
 
   Raises:
-    ConfigError: the mesh does not use all of its chips.
+    ConfigError: there is no such slice, or the mesh does not use all of it.
     NoCompiler: the requested compiler is not available here.
     DoesNotFit: the learner does not fit on a chip.
   """
-  mesh = run_spec.config.mesh
+  of, mesh, flops = hardware.topology(topology), config.mesh, None
+  run_spec = make_run_spec(config, reads_text=False)
   sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
   hardware.check_fits(of, mesh.devices, sizes)
   found = described(of, compiler)
-  device = _compiled(run_spec, found.devices)
-  partition = device.partition
-  if not found.is_target:  # Forced devices are all of one process.
-    hosts = tuple(i // of.chips_per_host for i in range(of.chips))
-    partition = dataclasses.replace(partition, hosts=hosts)
-  where = (
-    f'{of.name}: {of.chips} chips of {of.chip.name} ({of.shape}), '
-    f'{of.chips_per_host} a host'
-  )
-  return _estimate(run_spec, device, partition, where, found.compiler, of.chip)
-
-
-def on_devices(run_spec: RunSpec) -> Estimate:
-  """Estimates for the devices of this process.
-
-  Raises:
-    DoesNotFit: the learner does not fit on one of them.
-  """
-  devices = jax.devices()
-  kind = devices[0].device_kind
-  device = _compiled(run_spec, devices)
-  chip = hardware.chip_of(kind)
-  where = f'the {len(devices)} devices that are here, of kind {kind!r}'
-  compiler = f'the compiler of {jax.default_backend()!r}'
-  return _estimate(run_spec, device, device.partition, where, compiler, chip)
-
-
-def _compiled(run_spec: RunSpec, devices) -> Device:
   try:
-    return Device(run_spec, devices)
+    device = Device(run_spec, found.devices)
   except jax.errors.JaxRuntimeError as error:
     if OUT_OF_MEMORY not in str(error):
       raise
     raise DoesNotFit(str(error).partition('\n')[0]) from error
-
-
-def _estimate(
-  run_spec: RunSpec,
-  device: Device,
-  partition: Partition,
-  where: str,
-  compiler: str,
-  chip: Chip | None,
-) -> Estimate:
-  config, flops = run_spec.config, None
-  if sizes := sizes_of(config.model):
-    flops = step_flops(sizes, config.data.batch, config.data.seq_len)
+  partition = device.partition
+  if not found.is_target:  # Forced devices are all of one process.
+    hosts = tuple(i // of.chips_per_host for i in range(of.chips))
+    partition = dataclasses.replace(partition, hosts=hosts)
+  if model := sizes_of(config.model):
+    flops = step_flops(model, config.data.batch, config.data.seq_len)
   return Estimate(
     config=config,
-    where=where,
-    compiler=compiler,
-    chip=chip,
+    of=of,
+    compiler=found.compiler,
     parameters=run_spec.parameters,
     chip_memory=chip_memory(device, config.protocol.inflight_max),
     share=host_share(run_spec, partition, device.state_like),
@@ -382,7 +343,11 @@ def lines(found: Estimate) -> Iterator[str]:
     f'part{"s" if parts > 1 else ""}; mesh fsdp {mesh.fsdp} · expert '
     f'{mesh.expert} · tensor {mesh.tensor}'
   )
-  yield from _wrapped(f'for {found.where}')
+  of = found.of
+  yield (
+    f'for {of.name}: {of.chips} chips of {of.chip.name} ({of.shape}), '
+    f'{of.chips_per_host} a host'
+  )
   yield from _wrapped(f'by {found.compiler}')
   yield ''
   yield from _chip(found)
@@ -393,29 +358,22 @@ def lines(found: Estimate) -> Iterator[str]:
 
 
 def _chip(found: Estimate) -> Iterator[str]:
-  held, ahead = found.chip_memory, found.config.protocol.inflight_max
+  held, all_ = found.chip_memory, found.chip_bytes
   yield 'memory of a chip'
-  for name, nbytes in {
-    'parameters, f32': held.parameters,
-    'inner state': held.inner_state,
-    'batch, and code of the step': held.batch + held.code,
-    'gradients, activations: XLA temporaries': held.temporaries,
-    f'snapshots, {rounds(ahead)} in flight': held.snapshots,
-    'fragments of Θ that have arrived': held.arrived,
-    'a blend, while it runs': held.exchange_temporaries,
-    'all': held.total,
-  }.items():
-    yield _row(name, nbytes)
-  if found.chip is not None:
-    share = held.total / found.chip.hbm_bytes
-    fits = 'it fits' if found.fits else 'IT DOES NOT FIT'
-    yield (
-      f'  {fits}: {100 * share:.0f} % of the {in_bytes(found.chip.hbm_bytes)} '
-      f'of a {found.chip.name}'
+  yield from memory.lines((*held, Memory('all', '', all_)))
+  chip = found.of.chip
+  fits = 'it fits' if found.fits else 'IT DOES NOT FIT'
+  yield (
+    f'  {fits}: {100 * all_ / chip.hbm_bytes:.0f} % of the '
+    f'{in_bytes(chip.hbm_bytes)} of a {chip.name}'
+  )
+  parameters, inner_state = (each.nbytes for each in held[:2])
+  yield from memory.lines(
+    (
+      Memory('more, to give a newcomer the state', '', inner_state),
+      Memory('more, if there is room, to save', '', parameters + inner_state),
     )
-  yield _row('more, while a newcomer is given the state', held.inner_state)
-  saved = held.parameters + held.inner_state
-  yield _row('more, if there is room, to save', saved)
+  )
 
 
 def _hosts(found: Estimate) -> Iterator[str]:
@@ -462,22 +420,18 @@ def _arithmetic(found: Estimate) -> Iterator[str]:
     'of a loop once,'
   )
   yield '                  and what remat computes again'
-  if flops is not None and found.chip is not None:
-    speed = MFU * chips * found.chip.bf16_flops * flops.tokens / flops.total
+  if flops is not None:
+    chip = found.of.chip
+    speed = MFU * chips * chip.bf16_flops * flops.tokens / flops.total
     yield from _wrapped(
       f'MFU               model FLOPs (no remat, no optimizer) over '
-      f'{found.chip.bf16_flops / 1e12:.0f} TFLOP/s in bf16 of a '
-      f'{found.chip.name}',
+      f'{chip.bf16_flops / 1e12:.0f} TFLOP/s in bf16 of a {chip.name}',
       18,
     )
     yield (
       f'                  at {100 * MFU:.0f} %: {count(speed)} tokens/s of a '
       f'learner, {flops.tokens / speed:.3g} s a step'
     )
-
-
-def _row(name: str, nbytes: float) -> str:
-  return f'  {name:58}{in_bytes(nbytes):>10}'
 
 
 def _wrapped(text: str, indent: int = 3) -> Iterator[str]:

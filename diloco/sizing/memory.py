@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 
 from diloco.config.run_config import RunConfig
 from diloco.models.kinds import sizes_of
-from diloco.numerics.codec import make_codec
+from diloco.numerics.codec import bytes_per_value
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout
 from diloco.numerics.optimizers import OUTER
 from diloco.numerics.shard_assignment import shards_of
@@ -102,7 +102,7 @@ def of_learner(
 def of_syncer(
   n: float, f: float, b: float, ahead: int, learners: int, moments: int = 1
 ) -> tuple[Memory, ...]:
-  """See `syncer/outer_state.py`, `server.py`, `learner_sessions.py`.
+  """See `syncer/outer_state.py`, `server.py`.
 
   Args:
     ahead: rounds that may be in flight.
@@ -195,7 +195,7 @@ def machine(
 
 def of_layout(config: RunConfig, layout: Layout) -> SyncerMachine:
   """Returns the machine of each process of a run's syncer."""
-  shards = config.syncer.shards
+  shards, codec = config.syncer.shards, config.codec
   owners = shards_of(layout, shards)
   values = [
     [sum(x.size for x in owners.pieces(p, s)) for p in owners.of_shard(s)]
@@ -206,7 +206,10 @@ def of_layout(config: RunConfig, layout: Layout) -> SyncerMachine:
   found = machine(
     n,
     f,
-    max(_value_bytes(config, name, f) for name in ('up', 'down')),
+    max(
+      bytes_per_value(name, codec.block_size, codec.scale)
+      for name in (codec.up, codec.down)
+    ),
     config.protocol.inflight_max,
     config.protocol.learners,
     OUTER[config.outer.optimizer].moments,
@@ -251,12 +254,6 @@ def machine_lines(found: SyncerMachine) -> Iterator[str]:
     f'  {whose}: {found.cpus} CPUs, {found.memory_gib} GiB of memory, '
     f'{found.disk_gib} GiB of disk'
   )
-
-
-def _value_bytes(config: RunConfig, direction: str, values: int) -> float:
-  codec = config.codec
-  made = make_codec(getattr(codec, direction), codec.block_size, codec.scale)
-  return made.nbytes(values) / values
 
 
 def _gib(nbytes: float) -> int:

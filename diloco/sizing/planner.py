@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans a run by arithmetic, without simulation.
+"""Plans a run by arithmetic, without simulation, and says it on one screen.
 
 Stages of an exchange (`diloco/protocol/README.md`, `diloco/learner`): encode at
 the learner, offer, pull by the syncer, merge, announce, pull by the learner,
@@ -14,7 +14,7 @@ import importlib.resources
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from diloco.config import hardware
 from diloco.config.hardware import Topology
@@ -27,25 +27,23 @@ from diloco.config.sections import (
   Whole,
   one_of,
 )
-from diloco.fleets import systems, traffic
+from diloco.fleets import systems
 from diloco.models.flops import PER_PARAMETER
-from diloco.numerics.block_codec import SCALE_BYTES
 from diloco.numerics.codec import CODECS, bytes_per_value
 from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.grace import grace_window_s
+from diloco.protocol.round_policy import grace_window_s
 from diloco.sizing import memory
-from diloco.sizing.memory import F32_BYTES, SyncerMachine
+from diloco.sizing.memory import F32_BYTES, count, in_bytes
 
-THETA_BYTES = 4  # Of a parameter: θ is f32.
-BF16_BYTES = 2
-BUCKETS = 128  # Of data-parallel, as in `experiments/bandwidth.py`.
+STATE_BYTES = 12  # Of a parameter: θ and AdamW's two moments, in f32.
 INTERVALS = (24, 30, 36, 48, 60, 72, 96)  # H: the paper's, and larger ones.
 LINK_SHARE_MAX = 0.9  # Of the time between rounds; the rest is for jitter.
 OVERLAP_LEAST = 2  # The paper's τ.
 GRACE_SAFETY = 0.8  # γ
 GRACE_CAP_STEPS = 1.0  # The paper's.
 LATENCIES = 6  # Of an exchange: two messages of one, two pulls of two.
-DAY_S = 86_400.0
+DAY_S, HOUR_S = 86_400.0, 3600.0
+OVERLAP_ADVISED = 5  # Streaming DiLoCo: harmless up to 10, advised up to 5.
 MFU = 0.4  # What well-tuned dense training reaches.
 HOST_SPEEDS = 'host_speeds.json'  # Written by `diloco.bench`.
 _ON = re.compile(r'(?:(\d+)x)?([a-z]\w*-\d+)')
@@ -93,20 +91,12 @@ class Situation(Section):
   learners: Count  # M.
   bandwidth_gbps: Positive  # Rate of a learner's link, each way.
   step_s: Positive  # T, duration of an inner step.
-  # D, with a shard of the syncer in each; 1: the syncer is one process
-  # elsewhere, as it is built here, and every byte uses the link.
-  datacentres: Count = 1
   chips: Whole = 0  # Chips of all learners; 0: nothing is said of failures.
   mtbi_days: Positive = 365.0  # Mean time between interruptions of a chip.
   pause_s: NonNegative = 13.7  # Duration of one reconfiguration of a learner.
   repair_s: NonNegative = 66.3  # Until a lost slice, or a spare one, is there.
   codec: one_of(CODECS) = 'int4'  # Both ways.
-  block_size: int = 128  # Values that share a scale.
-  scale: one_of(SCALE_BYTES) = 'bf16'  # Type of the scales.
   latency_s: NonNegative = 0.05  # One way.
-  # Bytes of θ and the inner optimizer's state.
-  state_bytes_per_param: float = 12.0
-  host_speed: Positive = 1.0  # Of hosts, relative to `HOST_SPEEDS`.
   hosts: Count = 1  # Hosts of each learner; they share encoding and taking in.
   accelerator: str = ''  # Slice of each learner, of `TOPOLOGIES`; '': any.
   step_tokens: int = 0  # By which `step_s` was computed; 0: it was given.
@@ -120,18 +110,6 @@ class Situation(Section):
       yield f'params={self.params}: must be finite, at least 1, such as 12e9'
     if 0 < self.chips < self.learners:
       yield f'chips={self.chips}: must be at least learners={self.learners}'
-    if self.datacentres > max(1, self.learners):
-      yield (
-        f'datacentres={self.datacentres}: at most one for each of '
-        f'learners={self.learners}'
-      )
-    if not THETA_BYTES <= self.state_bytes_per_param < math.inf:
-      yield (
-        f'state_bytes_per_param={self.state_bytes_per_param}: must be finite, '
-        f'at least {THETA_BYTES}, which θ takes; 12 with AdamW'
-      )
-    if self.block_size < 1 or self.block_size % 8:
-      yield f'block_size={self.block_size}: must be a positive multiple of 8'
 
 
 # Learners on TPU slices.
@@ -176,25 +154,6 @@ class ChipShare:
     return self.of.chip.hbm_bytes - self.total
 
 
-def chip_share(
-  of: Topology, n: float, f: float, state_bytes: float, ahead: int
-) -> ChipShare:
-  """Returns the share of a chip.
-
-  Args:
-    n: parameters.
-    f: those in the largest fragment.
-    state_bytes: bytes of θ and the inner state of a parameter.
-    ahead: rounds that may be in flight.
-  """
-  return ChipShare(
-    of,
-    state_bytes * n / of.chips,
-    F32_BYTES * n / of.chips,
-    2 * ahead * F32_BYTES * f / of.chips,
-  )
-
-
 @dataclasses.dataclass(frozen=True)
 class ExchangeTimes:
   """The stages of one fragment's exchange, in seconds."""
@@ -211,266 +170,343 @@ class ExchangeTimes:
     return sum(dataclasses.astuple(self))
 
 
-@dataclasses.dataclass(frozen=True)
 class RunPlan:
-  """The plan for a situation."""
+  """Settings for a situation, and what they lead to.
 
-  situation: Situation  # The given situation.
-  protocol: ProtocolConfig  # The suggested settings.
-  value_bytes: float  # Bytes of a value on the wire, b.
-  fragment_bytes: float  # Bytes of a fragment, one way.
-  exchange: ExchangeTimes  # Durations for one fragment.
-  overlap_s: float  # Its duration if no stage is late; determines τ.
-  grace_s: float  # The window that is left for late learners.
-  # Share of the time a learner's link is busy, one way, if every round is
-  # on time; may be above 1.
-  link_share: float
-  links_on_time: float  # Share of the rounds that links let close on time.
-  gbps_needed: float  # Rate of a learner's link at which that is all of them.
-  hosts_on_time: float  # Share that hosts and links let close on time.
-  slowest_host: str  # The stage that takes longest on hosts.
-  # Speed of hosts that would be on time; inf: none is.
-  host_speed_needed: float
-  sites: int  # Number of sites that data-parallel is compared over.
-  data_parallel: float  # Its compute utilisation at that bandwidth.
-  diloco: float  # Compute utilisation of DiLoCo in lock-step.
-  # Memory of each host of a learner.
-  learner_memory: tuple[memory.Memory, ...]
-  syncer: SyncerMachine
-  # Goodput of a learner by recovery, a key of `systems.RECOVERIES`; empty if no
-  # chips were given.
-  goodput: Mapping[str, float]
-  chip: ChipShare | None  # None: no slice was given.
+  Attributes:
+    situation: what it is made for.
+    value_bytes: bytes of a value on the wire.
+    exchange: the stages of a fragment's exchange.
+    fragment_bytes: bytes of a fragment on the wire.
+    protocol: the suggested settings.
+    grace_s: the grace window that the syncer will compute for equally fast
+      learners.
+    link_s: how long a learner's link is busy with a fragment, one way.
+    stages_s: what one thread does for each round, by name.
+    learner_memory: of each host of a learner.
+    syncer: its machine.
+    chip: the share of a chip; None: no slice was given.
+  """
+
+  def __init__(self, situation: Situation):
+    given = self.situation = situation
+    self.value_bytes = bytes_per_value(given.codec)
+    for every in INTERVALS:  # H = P: the least whose fragments links carry.
+      self.fragment_bytes = given.params / every * self.value_bytes
+      self.exchange = self._exchange(every)
+      # A learner pulls updates one after another: with two latencies each.
+      self.link_s = self.exchange.down_s + 2 * given.latency_s
+      if self.link_s <= LINK_SHARE_MAX * given.step_s:
+        break
+    self.protocol = self._protocol(every)
+    exchange, ahead = self.exchange, self.protocol.inflight_max
+    self.grace_s = grace_window_s(
+      given.step_s,
+      quorum_s=exchange.encode_s + given.latency_s,
+      sync_s=exchange.total_s - exchange.encode_s - given.latency_s,
+      overlap_steps=self.protocol.overlap_steps,
+      safety=GRACE_SAFETY,
+      cap_steps=GRACE_CAP_STEPS,
+    )
+    self.stages_s = {
+      'encoding at the learner': exchange.encode_s,
+      'merging at the syncer': exchange.merge_s,
+      # One thread pulls and takes in.
+      'taking in at the learner': exchange.take_in_s + self.link_s,
+    }
+    n, f = given.params, given.params / every
+    s = (STATE_BYTES - F32_BYTES) * n
+    self.learner_memory = memory.of_learner(
+      *(each / given.hosts for each in (n, f, s)), self.value_bytes, ahead
+    )
+    self.syncer = memory.machine(n, f, self.value_bytes, ahead, given.learners)
+    self.chip = None
+    if given.accelerator:
+      of = hardware.topology(given.accelerator)
+      shares = STATE_BYTES * n, F32_BYTES * n, 2 * ahead * F32_BYTES * f
+      self.chip = ChipShare(of, *(each / of.chips for each in shares))
+
+  def _exchange(self, fragments: int) -> ExchangeTimes:
+    given = self.situation
+    wire_s = _gbit(self.fragment_bytes) / given.bandwidth_gbps
+    host_s, speeds = given.params / fragments * F32_BYTES / 1e9, host_speeds()
+    return ExchangeTimes(
+      latency_s=LATENCIES * given.latency_s,
+      encode_s=host_s * speeds.encode / given.hosts,
+      up_s=wire_s,
+      merge_s=host_s * speeds.round_of(given.learners),
+      down_s=wire_s,
+      take_in_s=host_s * speeds.take_in / given.hosts,
+    )
 
   @property
-  def failures_s(self) -> float | None:
+  def overlap_s(self) -> float:
+    """Duration of an exchange whose stages are on time.
+
+    A larger τ does not help a slow stage.
+    """
+    latency_s, *stages_s = dataclasses.astuple(self.exchange)
+    return latency_s + sum(min(s, self.situation.step_s) for s in stages_s)
+
+  def _protocol(self, every: int) -> ProtocolConfig:
+    overlap = math.ceil(self.overlap_s / self.situation.step_s) + 1
+    return ProtocolConfig(
+      learners=self.situation.learners,
+      fragments=every,
+      sync_every_steps=every,
+      overlap_steps=min(max(overlap, OVERLAP_LEAST), every - 1),
+      quorum=1,
+      grace_safety=GRACE_SAFETY,
+      grace_cap_steps=GRACE_CAP_STEPS,
+      admission='latest',
+      max_staleness_versions=4,
+      weighting='tokens',
+      patience=1.0,
+      total_steps=1,
+      blend='overwrite',
+    )
+
+  @property
+  def link_share(self) -> float:
+    """Share of the time that a learner's link is busy, one way."""
+    return self.exchange.up_s / self.situation.step_s
+
+  @property
+  def links_on_time(self) -> float:
+    """Share of the rounds that links allow."""
+    return min(1.0, self.situation.step_s / self.link_s)
+
+  @property
+  def hosts_on_time(self) -> float:
+    """Share of the rounds that hosts allow."""
+    return min(1.0, self.situation.step_s / max(self.stages_s.values()))
+
+  @property
+  def gbps_needed(self) -> float:
+    """Rate at which fragments take LINK_SHARE_MAX of the time; inf: none."""
+    left_s = LINK_SHARE_MAX * self.situation.step_s
+    left_s -= 2 * self.situation.latency_s
+    return _gbit(self.fragment_bytes) / left_s if left_s > 0 else math.inf
+
+  @property
+  def bootstrap_s(self) -> float:
+    """How long a learner's state takes over its link."""
+    given = self.situation
+    return _gbit(given.params * STATE_BYTES) / given.bandwidth_gbps
+
+  @property
+  def failures_s(self) -> float:
     """Between two interruptions anywhere in the fleet."""
-    chips = self.situation.chips
-    return self.situation.mtbi_days * DAY_S / chips if chips else None
+    return self.situation.mtbi_days * DAY_S / self.situation.chips
 
-
-def plan(situation: Situation) -> RunPlan:
-  """Settings for a situation, and what they lead to."""
-  value_bytes = bytes_per_value(
-    situation.codec, situation.block_size, situation.scale
-  )
-  every = _interval(situation, value_bytes)
-  fragment_bytes = situation.params / every * value_bytes
-  exchange = _exchange(situation, every, fragment_bytes)
-  protocol = _protocol(situation, every, exchange)
-  spacing_s = protocol.spacing_steps * situation.step_s
-  stages = _host_stages(situation, exchange)
-  slowest = max(stages, key=stages.get)
-  sites = _sites(situation)
-  all_reduced = _gbit(
-    situation.params * BF16_BYTES * traffic.all_reduce_share(sites)
-  )
-  bursts = [
-    traffic.Bursts(all_reduced, situation.step_s, BUCKETS, h)
-    for h in (1, every)
-  ]
-  n, f = situation.params, situation.params / every
-  s = (situation.state_bytes_per_param - F32_BYTES) * n
-  b, ahead = value_bytes, protocol.inflight_max
-  return RunPlan(
-    situation=situation,
-    protocol=protocol,
-    value_bytes=value_bytes,
-    fragment_bytes=fragment_bytes,
-    exchange=exchange,
-    overlap_s=_overlap_s(situation, exchange),
-    grace_s=_grace_s(situation, protocol, exchange),
-    link_share=_crossing(situation) * exchange.up_s / spacing_s,
-    links_on_time=min(1.0, spacing_s / _link_stage_s(situation, exchange)),
-    gbps_needed=_gbps_needed(situation, fragment_bytes, spacing_s),
-    hosts_on_time=min(1.0, spacing_s / stages[slowest]),
-    slowest_host=slowest,
-    host_speed_needed=_speed_needed(situation, exchange, spacing_s),
-    sites=sites,
-    data_parallel=bursts[0].utilisation(situation.bandwidth_gbps),
-    diloco=bursts[1].utilisation(situation.bandwidth_gbps),
-    learner_memory=memory.of_learner(
-      *(each / situation.hosts for each in (n, f, s)), b, ahead
-    ),
-    syncer=memory.machine(n, f, b, ahead, situation.learners),
-    goodput=_goodput(situation),
-    chip=_chip(situation, f, ahead),
-  )
-
-
-def _chip(situation: Situation, f: float, ahead: int) -> ChipShare | None:
-  if not situation.accelerator:
-    return None
-  return chip_share(
-    hardware.topology(situation.accelerator),
-    situation.params,
-    f,
-    situation.state_bytes_per_param,
-    ahead,
-  )
-
-
-# Settings --------------------------------------------------------------------
-
-
-def _interval(situation: Situation, value_bytes: float) -> int:
-  """H = P: the least with which links have their fragments through in time."""
-  for every in INTERVALS:
-    fragment_bytes = situation.params / every * value_bytes
-    exchange = _exchange(situation, every, fragment_bytes)
-    needed_s = _link_stage_s(situation, exchange)
-    if needed_s <= LINK_SHARE_MAX * situation.step_s:
-      return every
-  return INTERVALS[-1]
-
-
-def _overlap_s(situation: Situation, exchange: ExchangeTimes) -> float:
-  """Returns the duration of an exchange whose stages are on time.
-
-  A larger τ does not help a slow stage.
-  """
-  stages_s = dataclasses.astuple(exchange)[1:]
-  return exchange.latency_s + sum(min(s, situation.step_s) for s in stages_s)
-
-
-def _protocol(
-  situation: Situation, every: int, exchange: ExchangeTimes
-) -> ProtocolConfig:
-  needed_s = _overlap_s(situation, exchange)
-  overlap = math.ceil(needed_s / situation.step_s) + 1
-  return ProtocolConfig(
-    learners=situation.learners,
-    fragments=every,
-    sync_every_steps=every,
-    overlap_steps=min(max(overlap, OVERLAP_LEAST), every - 1),
-    quorum=1,
-    grace_safety=GRACE_SAFETY,
-    grace_cap_steps=GRACE_CAP_STEPS,
-    admission='latest',
-    max_staleness_versions=4,
-    weighting='tokens',
-    patience=1.0,
-    total_steps=1,
-    blend='overwrite',
-  )
-
-
-def _grace_s(
-  situation: Situation, protocol: ProtocolConfig, exchange: ExchangeTimes
-) -> float:
-  """Returns the grace window the syncer will compute for equally fast
-  learners.
-  """
-  return grace_window_s(
-    situation.step_s,
-    quorum_s=exchange.encode_s + situation.latency_s,
-    sync_s=exchange.total_s - exchange.encode_s - situation.latency_s,
-    overlap_steps=protocol.overlap_steps,
-    safety=protocol.grace_safety,
-    cap_steps=protocol.grace_cap_steps,
-  )
-
-
-# Times -----------------------------------------------------------------------
-
-
-def _exchange(
-  situation: Situation, fragments: int, fragment_bytes: float
-) -> ExchangeTimes:
-  wire_s = _gbit(fragment_bytes) / situation.bandwidth_gbps
-  f32_gb = situation.params / fragments * F32_BYTES / 1e9
-  host_s, speeds = f32_gb / situation.host_speed, host_speeds()
-  return ExchangeTimes(
-    latency_s=LATENCIES * situation.latency_s,
-    encode_s=host_s * speeds.encode / situation.hosts,
-    up_s=wire_s,
-    merge_s=host_s * speeds.round_of(situation.learners),
-    down_s=wire_s,
-    take_in_s=host_s * speeds.take_in / situation.hosts,
-  )
-
-
-def _link_stage_s(situation: Situation, exchange: ExchangeTimes) -> float:
-  """A learner pulls updates one after another: with two latencies each."""
-  down_s = exchange.down_s + 2 * situation.latency_s
-  return _crossing(situation) * max(exchange.up_s, down_s)
-
-
-def _host_stages(
-  situation: Situation, exchange: ExchangeTimes
-) -> dict[str, float]:
-  """Returns what one thread does for each round."""
-  return {
-    'encoding at the learner': exchange.encode_s,
-    'merging at the syncer': exchange.merge_s,
-    # One thread pulls and takes in.
-    'taking in at the learner': exchange.take_in_s
-    + _link_stage_s(situation, exchange),
-  }
-
-
-def _speed_needed(
-  situation: Situation, exchange: ExchangeTimes, spacing_s: float
-) -> float:
-  """Host speed with which no stage takes longer than the time for it."""
-  left_s = spacing_s - _link_stage_s(situation, exchange)
-  if left_s <= 0:
-    return math.inf
-  return situation.host_speed * max(
-    exchange.encode_s / spacing_s,
-    exchange.merge_s / spacing_s,
-    exchange.take_in_s / left_s,
-  )
-
-
-def _gbps_needed(
-  situation: Situation, fragment_bytes: float, spacing_s: float
-) -> float:
-  """Returns the rate at which fragments take LINK_SHARE_MAX of the time.
-
-  inf means that no rate suffices.
-  """
-  left_s = LINK_SHARE_MAX * spacing_s / _crossing(situation)
-  left_s -= 2 * situation.latency_s
-  return _gbit(fragment_bytes) / left_s if left_s > 0 else math.inf
-
-
-def _crossing(situation: Situation) -> float:
-  """Share of the fragments that use a learner's link."""
-  if situation.datacentres == 1:
-    return 1.0
-  return traffic.one_way_share(situation.datacentres)
-
-
-def _sites(situation: Situation) -> int:
-  """D of the others; where none is given, each learner is a site."""
-  if situation.datacentres > 1:
-    return situation.datacentres
-  return situation.learners
+  @property
+  def goodput(self) -> dict[str, float]:
+    """Goodput of a learner by recovery; empty if no chips were given."""
+    given = self.situation
+    if not given.chips:
+      return {}
+    again_s = self.bootstrap_s + systems.RESTART_STEPS * given.step_s
+    return {
+      name: recovery.goodput(
+        1 / (self.failures_s * given.learners),
+        given.repair_s,
+        given.pause_s,
+        again_s,
+      )
+      for name, recovery in systems.RECOVERIES.items()
+    }
 
 
 def _gbit(nbytes: float) -> float:
   return 8 * nbytes / 1e9
 
 
-# Failures --------------------------------------------------------------------
+# A plan as text: one screen of 80 columns.
 
 
-def bootstrap_s(situation: Situation) -> float:
-  """Returns how long a learner's state takes over its link."""
-  state = situation.params * situation.state_bytes_per_param
-  return _gbit(state) / situation.bandwidth_gbps
+def lines(plan: RunPlan) -> Iterator[str]:
+  """All that is to be said, line by line."""
+  yield from _given(plan)
+  yield ''
+  for name, text in _rows(plan):
+    yield f'{name:13}{text}'.rstrip()
+  yield ''
+  yield from _memories(plan)
 
 
-def _goodput(situation: Situation) -> dict[str, float]:
-  if not situation.chips:
-    return {}
-  chips = situation.chips / situation.learners
-  rate_per_s = chips / (situation.mtbi_days * DAY_S)
-  again_s = bootstrap_s(situation) + systems.RESTART_STEPS * situation.step_s
-  return {
-    name: recovery.goodput(
-      rate_per_s, situation.repair_s, situation.pause_s, again_s
+def _given(plan: RunPlan) -> Iterator[str]:
+  given = plan.situation
+  yield (
+    f'{count(given.params)} parameters; {given.learners} learners, the syncer '
+    'elsewhere;'
+  )
+  if plan.chip:
+    of = plan.chip.of
+    yield (
+      f'each learner on {of.name}: {of.chips} chips of {of.chip.name}, '
+      f'{of.hosts} host{"s" if of.hosts > 1 else ""};'
     )
-    for name, recovery in systems.RECOVERIES.items()
-  }
+  if given.step_tokens:
+    yield (
+      f'T is of {count(given.step_tokens)} tokens at an MFU of '
+      f'{100 * MFU:.0f} %;'
+    )
+  yield (
+    f'links of {given.bandwidth_gbps:g} Gbit/s each way and '
+    f'{1e3 * given.latency_s:g} ms; T = {given.step_s:.4g} s; '
+    f'{given.codec}: b = {plan.value_bytes:.3f} bytes'
+  )
+
+
+def _rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
+  given, config, x = plan.situation, plan.protocol, plan.exchange
+  yield 'suggested', 'because'
+  yield (
+    f'P = {config.fragments}',
+    'P = H: one fragment a step, the lowest peaks, the shortest exchange',
+  )
+  yield f'H = {config.sync_every_steps}', _why_interval(plan)
+  steps = plan.overlap_s / given.step_s
+  reason = f'an exchange takes {steps:.2g} steps if no stage is late; one more'
+  if config.overlap_steps <= steps:
+    reason = f'the most with this H; an exchange takes {steps:.2g} steps'
+  yield f'τ = {config.overlap_steps}', reason
+  if config.overlap_steps > OVERLAP_ADVISED:
+    yield '', f'(for quality, at most {OVERLAP_ADVISED} is advised)'
+  yield (
+    'K = 1',
+    'nobody waits; K = M repeats synchronous DiLoCo: the slowest leads',
+  )
+  late = 'no slack for late learners: exchanges take longer than τ steps'
+  if plan.grace_s:
+    late = f'the slack leaves {plan.grace_s:.2g} s to wait for late learners'
+  yield f'grace ≤ {config.grace_cap_steps:g} T', late
+  yield '', ''
+  if plan.chip:
+    yield from zip(('a chip', ''), _chip_lines(plan.chip))
+  rate, busy = plan.link_share * given.bandwidth_gbps, _percent(plan.link_share)
+  size = in_bytes(plan.fragment_bytes)
+  yield (
+    'each step',
+    f'a fragment of {size} up, one down; a link busy {busy} each way;',
+  )
+  yield (
+    '',
+    f'the syncer {given.learners} times {rate:.3g} = '
+    f'{given.learners * rate:.3g} Gbit/s each way',
+  )
+  if math.isfinite(plan.gbps_needed):
+    yield (
+      'bandwidth',
+      f"{_up(plan.gbps_needed):g} Gbit/s of a learner's link are needed: busy "
+      f'at most {100 * LINK_SHARE_MAX:.0f} %',
+    )
+  yield (
+    'an exchange',
+    f'{_time(x.total_s)} = {x.total_s / given.step_s:.3g} steps: {LATENCIES} '
+    f'latencies {_time(x.latency_s)}, encode {_time(x.encode_s)},',
+  )
+  yield (
+    '',
+    f'up {_time(x.up_s)}, merge {_time(x.merge_s)}, down {_time(x.down_s)}, '
+    f'take in {_time(x.take_in_s)}',
+  )
+  yield 'chips busy', '100 %: steps never wait'
+  yield (
+    'on time',
+    f'{_percent(plan.links_on_time)} of the rounds as far as links go, '
+    f'{_percent(plan.hosts_on_time)} as hosts do',
+  )
+  if plan.hosts_on_time < 1:
+    slowest, speeds = max(plan.stages_s, key=plan.stages_s.get), host_speeds()
+    yield '', f'({slowest} takes longest, where hosts are as'
+    yield '', f'a thread of {speeds.machine}, {speeds.date})'
+  if not plan.goodput:
+    return
+  yield (
+    'failures',
+    f'one each {_time(plan.failures_s)} in {count(given.chips)} chips; of a '
+    'learner that loses a slice',
+  )
+  what = {systems.LAUNCHED: 'what a launch does', systems.PAPERS: 'not built'}
+  for name, goodput in plan.goodput.items():  # First what a launch does.
+    shown = f'{name:8}{_nines(goodput)}'
+    if not systems.RECOVERIES[name].dies:
+      up = systems.uptime(goodput, given.learners)
+      shown += f', at least one steps {_nines(up)}'
+    if name in what:
+      shown += f': {what[name]}'
+    yield 'goodput' if name == systems.LAUNCHED else '', shown
+  yield (
+    '',
+    f'(slice back after {_time(given.repair_s)}, pause {given.pause_s:g} s, '
+    f'bootstrap {_time(plan.bootstrap_s)})',
+  )
+
+
+def _why_interval(plan: RunPlan) -> str:
+  every = plan.protocol.sync_every_steps
+  if plan.links_on_time < 1:
+    needed = _up(plan.gbps_needed) if plan.gbps_needed < math.inf else None
+    remedy = f'{needed:g} Gbit/s would do' if needed else 'by latency alone'
+    return f'the most that is advised; links are too slow: {remedy}'
+  if every > INTERVALS[0]:
+    busy = plan.link_share * every / INTERVALS[0]
+    return (
+      f'at {INTERVALS[0]} links would be busy {_percent(busy)}; a longer one '
+      'costs quality'
+    )
+  return "the paper's; raise it only for links that are busy more than 90 %"
+
+
+def _memories(plan: RunPlan) -> Iterator[str]:
+  state = STATE_BYTES - F32_BYTES
+  hosts, formulas = plan.situation.hosts, f'(F = N/P, S = {state}N)'
+  if hosts > 1:
+    yield f"memory of each of a learner's {hosts} hosts: of {formulas} the part"
+  else:
+    yield (f"host memory of a learner, besides the process's own {formulas}")
+  yield from memory.lines(plan.learner_memory)
+  yield 'of the syncer'
+  yield from memory.machine_lines(plan.syncer)
+
+
+def _time(seconds: float) -> str:
+  if seconds >= HOUR_S:
+    return f'{seconds / HOUR_S:.3g} h'
+  return f'{seconds:.0f} s' if seconds >= 100 else f'{seconds:.2g} s'
+
+
+def _nines(share: float) -> str:
+  return f'{100 * share:.4g} %' if share >= 0.001 else '<0.1 %'
+
+
+def _percent(share: float) -> str:
+  percent = 100 * share
+  if percent < 0.1:
+    return '<0.1 %'
+  if 10 <= percent < 1000:
+    return f'{percent:.0f} %'
+  return f'{percent:.2g} %'
+
+
+def _up(number: float) -> float:
+  """Rounded up to two digits."""
+  scale = 10.0 ** (math.floor(math.log10(number)) - 1)
+  return round(math.ceil(number / scale) * scale, 12)
+
+
+def _chip_lines(found: ChipShare) -> Iterator[str]:
+  """Yields a chip's memory as text of at most 67 columns."""
+  chip = found.of.chip
+  percent = 100 * found.total / chip.hbm_bytes
+  verdict = 'it fits' if found.left > 0 else 'IT DOES NOT FIT'
+  yield (
+    f'{verdict}: {in_bytes(found.total)} are {percent:.2g} % of '
+    f'{in_bytes(chip.hbm_bytes)}: θ and state {in_bytes(found.state)},'
+  )
+  left = in_bytes(found.left) if found.left > 0 else 'nothing'
+  yield (
+    f'gradients {in_bytes(found.gradients)}, exchange '
+    f'{in_bytes(found.exchange)}; {left} left for activations'
+  )

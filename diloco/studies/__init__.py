@@ -3,12 +3,8 @@
 
 `python -m diloco.simulate` runs the study that a configuration names:
 `goodput`, `bandwidth`, `heterogeneous` or `scavenging`, each a module with a
-function `report`: runs become records, records become tables.
-
-  inputs     fleet and network of a configuration, the paper's figures
-  traces     what befalls a fleet in one seed
-  tables     records of runs as tables
-  lanes      what a fleet did, as a timeline
+function `report`: runs become records, records become tables. `study` has what
+they share.
 
 Nothing here imports jax.
 """

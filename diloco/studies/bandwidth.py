@@ -5,17 +5,16 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets import traffic
-from diloco.fleets.fleet import FleetResult
 from diloco.metrics.run_progress import counted
 from diloco.numerics.codec import bytes_per_value
 from diloco.pages.parts import Chart, Column, Line, ReportPage, Table
 from diloco.simulator.network import SYNCER
-from diloco.studies import inputs, tables
-from diloco.studies.tables import Field, Record
+from diloco.studies import study as studies
+from diloco.studies.study import Field, Record
 
 BF16_BYTES = 2.0
 FOUR_BITS_BYTES = 0.5  # As the paper counts int4: no scales.
@@ -35,17 +34,12 @@ CURVE_POINTS = 120
 CHART_FROM, CHART_TO = 0.2, 0.99  # Utilisations that a chart must show.
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
-  """One system on a link between data centres."""
-
-  name: str  # Name of its row and its line.
-  form: traffic.Form
+Methods = dict[str, traffic.Form]  # By the name of its row and its line.
 
 
 def methods(
   config: SimulationConfig, datacentres: int, step_s: float
-) -> tuple[Method, ...]:
+) -> Methods:
   """The rows of a table: systems between D data centres, at a step time.
 
   Data-parallel and the DiLoCos in lock-step all-reduce: f = 2(1 − 1/D) of the
@@ -80,15 +74,15 @@ def methods(
     for name in (codec.up, codec.down)
   )
   streaming, ours = 'streaming DiLoCo', 'Decoupled DiLoCo'
-  return (
-    Method(DATA_PARALLEL, bursts(1)),
-    Method('DiLoCo bf16', bursts(every)),
-    Method(f'{streaming} bf16', stream(values, BF16_BYTES)),
-    Method(f'{streaming} 4-bit', stream(values, FOUR_BITS_BYTES)),
-    Method(f'{ours} bf16', stream(values / 2, BF16_BYTES, embedding)),
-    Method(f'{ours} 4-bit', stream(values / 2, FOUR_BITS_BYTES, embedding)),
-    Method(f'{ours} {own}, as here', stream(values / 2, own_bytes)),
-  )
+  return {
+    DATA_PARALLEL: bursts(1),
+    'DiLoCo bf16': bursts(every),
+    f'{streaming} bf16': stream(values, BF16_BYTES),
+    f'{streaming} 4-bit': stream(values, FOUR_BITS_BYTES),
+    f'{ours} bf16': stream(values / 2, BF16_BYTES, embedding),
+    f'{ours} 4-bit': stream(values / 2, FOUR_BITS_BYTES, embedding),
+    f'{ours} {own}, as here': stream(values / 2, own_bytes),
+  }
 
 
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
@@ -102,21 +96,21 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
     charts.append(
       chart(
         # Where D > 1.
-        [method for method in every if method.form.gbps(0.5) > 0],
+        {name: form for name, form in every.items() if form.gbps(0.5) > 0},
         f'utilisation_{datacentres}_{step_s:g}',
         f'Utilisation against bandwidth, D = {datacentres}, T = {step_s:g} s',
       )
     )
   protocol, network = config.protocol, config.network
-  return tables.page(
+  return studies.page(
     config,
     'Bandwidth for a compute utilisation',
     (
       'The link is that of a public simulator by the first author of the '
-      'paper, in closed form: a step of T has a third of forward and '
-      f'two thirds of backward, which releases {config.study.buckets} equal '
-      'buckets; one link, first in first out, no latency. Data-parallel and '
-      'the DiLoCos in lock-step send 2(1 - 1/D) of the model; '
+      'paper, in closed form: first in, first out, no latency; a step of T has '
+      'a third of forward and two thirds of backward, which releases '
+      f'{config.study.buckets} equal buckets. Data-parallel and the DiLoCos in '
+      'lock-step send 2(1 - 1/D) of the model; '
       f'DiLoCo every H = {protocol.sync_every_steps} steps; streaming one of '
       f'P = {protocol.fragments} even fragments every H/P = '
       f'{protocol.spacing_steps}, due after τ + 1 = '
@@ -137,51 +131,36 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   )
 
 
-def shown(gbps: float | None) -> str | None:
+def shown(gbps: float) -> str:
   """A bandwidth as the paper's figures show it: two or three digits."""
-  if gbps is None:
-    return None
   digits = 2 if gbps < 1 else 1 if gbps < 10 else 0
   return f'{gbps:.{digits}f}'
 
 
 def _table(
-  config: SimulationConfig,
-  every: Sequence[Method],
-  datacentres: int,
-  step_s: float,
+  config: SimulationConfig, every: Methods, datacentres: int, step_s: float
 ) -> Table:
   """Each bandwidth is displayed with few digits, and in files with all."""
-  shares, network, protocol = (
-    config.study.utilisations,
-    config.network,
-    config.protocol,
-  )
+  network, protocol = config.network, config.protocol
   is_papers = (datacentres, step_s) == (2, 1.0) and (
     (network.params, network.embedding_share) == PAPER_MODEL
     and (protocol.fragments, protocol.sync_every_steps, protocol.overlap_steps)
     == PAPER_PROTOCOL
   )
-  lines = []
-  for method in every:
-    figures = {'closed form': [method.form.gbps(u) for u in shares]}
-    if is_papers and method.name in PAPER_GBPS:
-      figures['paper'] = [
-        PAPER_GBPS[method.name] if u == PAPER_UTILISATION else None
-        for u in shares
-      ]
-    for by, each in figures.items():
-      pairs = ((shown(x), x) for x in each)
-      lines.append((method.name, by, *itertools.chain(*pairs)))
-  columns = [Column('system'), Column('figure')]
-  for u in shares:
-    name = f'{100 * u:g} %'
-    columns += [Column(name), Column(f'{name} Gbit/s', 4, hidden=True)]
+  shares, lines = config.study.utilisations, []
+  for name, form in every.items():
+    lines.append((name, 'closed form', *map(form.gbps, shares)))
+    if is_papers and name in PAPER_GBPS:
+      papers = {PAPER_UTILISATION: PAPER_GBPS[name]}
+      lines.append((name, 'paper', *map(papers.get, shares)))
   return Table(
     f'bandwidth_{datacentres}_{step_s:g}',
     f'Gbit/s for a utilisation: {network.params / 1e9:g} B parameters, '
     f'D = {datacentres}, T = {step_s:g} s',
-    tuple(columns),
+    (
+      *map(Column, ('system', 'figure')),
+      *(Column(f'{100 * u:g} %', format=shown) for u in shares),
+    ),
     tuple(lines),
   )
 
@@ -203,7 +182,7 @@ def machines(config: SimulationConfig, say: Callable[[str], None]) -> Table:
     )
     runs = [_run(changed, config.seed + i) for i in range(config.study.seeds)]
     rows.append(({'codec': codec, 'Gbit/s': gbps}, runs))
-  return tables.table(
+  return studies.table(
     'bandwidth_machines',
     f'The real machines: {config.protocol.learners} learners in '
     f'{config.network.datacentres} data centres, T = {config.fleet.step_s:g} s',
@@ -232,33 +211,29 @@ def machines(config: SimulationConfig, say: Callable[[str], None]) -> Table:
 
 def _run(config: SimulationConfig, seed: int) -> Record:
   until_s = CYCLES * config.protocol.sync_every_steps * config.fleet.step_s
-  found = inputs.decoupled(config, seed, until_s)
+  found = studies.decoupled(config, seed, until_s)
+  used = [link for link in found.links if link.process != SYNCER]
   return found.record() | {
     'versions_behind': statistics.fmean(map(found.staleness, found.learners)),
-    'busiest_mean': _busiest(found, 'mean_bps'),
-    'busiest_peak': _busiest(found, 'peak_bps'),
+    # Of the learners' busiest link, one way; 0 where none is used.
+    'busiest_mean': 1e-9 * max((x.mean_bps for x in used), default=0.0),
+    'busiest_peak': 1e-9 * max((x.peak_bps for x in used), default=0.0),
   }
 
 
-def _busiest(outcome: FleetResult, rate: str) -> float:
-  """Gbit/s of the learners' busiest link, one way; 0 where none is used."""
-  used = [getattr(x, rate) for x in outcome.links if x.process != SYNCER]
-  return max(used, default=0.0) / 1e9
-
-
-def chart(every: Sequence[Method], name: str, title: str) -> Chart:
+def chart(every: Methods, name: str, title: str) -> Chart:
   """Returns the utilisation of methods against the bandwidth."""
   lines = []
   if every:
-    low = math.log(min(m.form.gbps(CHART_FROM) for m in every))
-    high = math.log(max(m.form.gbps(CHART_TO) for m in every))
+    low = math.log(min(form.gbps(CHART_FROM) for form in every.values()))
+    high = math.log(max(form.gbps(CHART_TO) for form in every.values()))
     xs = tuple(
       math.exp(low + (high - low) * i / (CURVE_POINTS - 1))
       for i in range(CURVE_POINTS)
     )
-    for group, method in enumerate(every):
-      ys = tuple(100 * method.form.utilisation(gbps) for gbps in xs)
-      lines.append(Line(method.name, 'closed form', xs, ys, group=group))
+    for group, (label, form) in enumerate(every.items()):
+      ys = tuple(100 * form.utilisation(gbps) for gbps in xs)
+      lines.append(Line(label, 'closed form', xs, ys, group=group))
   return Chart(
     name,
     title,

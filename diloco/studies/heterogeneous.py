@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from diloco.config.simulation import SimulationConfig
 from diloco.metrics.run_progress import counted
-from diloco.pages.parts import Chart, Line, ReportPage
+from diloco.pages.parts import ReportPage
 from diloco.protocol.config import ProtocolConfig
-from diloco.studies import inputs, tables
-from diloco.studies.tables import Field, Record
+from diloco.studies import study as studies
+from diloco.studies.study import Field, Record
 
 FIELDS = (
   Field('setting'),
@@ -46,7 +46,7 @@ def protocol_of(setting: str, config: ProtocolConfig) -> dict[str, object]:
 
 def run(config: SimulationConfig, setting: str, i: int) -> Record:
   """Returns the figures of the i-th run of a setting."""
-  outcome = inputs.decoupled(
+  outcome = studies.decoupled(
     config,
     config.seed + i,
     config.study.steps * config.fleet.step_s,
@@ -71,17 +71,17 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   records: dict[str, list[Record]] = {}
   for setting, i in counted(runs, say, lambda run: f'{run[0]}, seed {run[1]}'):
     records.setdefault(setting, []).append(run(config, setting, i))
-  steps_s = sorted(inputs.fleet_of(config, protocol.learners).step_s)
+  steps_s = sorted(studies.fleet_of(config, protocol.learners).step_s)
   rows = []
   for setting, each in records.items():
     quorum = protocol_of(setting, protocol)['quorum']
     labels = {
       'setting': setting,
       'closed form': 100 * steps_s[0] / steps_s[quorum - 1],
-      'paper': inputs.HETEROGENEOUS.get(setting),
+      'paper': studies.HETEROGENEOUS.get(setting),
     }
     rows.append((labels, each))
-  table = tables.table(
+  table = studies.table(
     'heterogeneous',
     'Settings of the protocol',
     FIELDS,
@@ -100,10 +100,10 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
       'age: from the arrival of a merged offer to the end of the window, in '
       'steps of its learner, mean; old: share of those above 1.5.',
       'staleness: versions that the base of a merged offer was behind, mean.',
-      tables.over(study.seeds),
+      studies.over(study.seeds),
     ),
   )
-  return tables.page(
+  return studies.page(
     config,
     'Learners of unequal speed: what quorum, grace and admission do',
     (
@@ -118,31 +118,5 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
       "'fresh' (only who has made this round's step, the paper's reading) "
       "unless 'latest' stands there (the newest offer of everybody).",
     ),
-    (table, _chart(records)),
-  )
-
-
-def _chart(records: dict[str, list[Record]]) -> Chart:
-  """Each setting as a point: how fast rounds close, and with how many."""
-  return Chart(
-    'pace_and_participation',
-    'Pace against participation',
-    'participation (% of learners merged in a round)',
-    'pace (% of the fastest learner)',
-    tuple(
-      Line(
-        setting,
-        'simulated',
-        (100 * tables.mean(runs, 'participation'),),
-        (100 * tables.mean(runs, 'pace'),),
-        (100 * (tables.spread(runs, 'pace') or 0.0),),
-        group,
-      )
-      for group, (setting, runs) in enumerate(records.items())
-    ),
-    x_range=(0.0, 105.0),
-    y_range=(60.0, 105.0),
-    notes=(
-      'Best is the upper right corner: nobody waits, nobody is left out.',
-    ),
+    (table,),
   )

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets.fleet import DecoupledFleet
-from diloco.fleets.systems import scavenging_time
+from diloco.fleets.systems import DECOUPLED, scavenging_time
+from diloco.metrics import figures
 from diloco.metrics.run_progress import counted
 from diloco.pages.parts import Chart, Line, ReportPage, Table
-from diloco.studies import inputs, tables
-from diloco.studies.tables import Field, Record
+from diloco.studies import study as studies
+from diloco.studies.study import Field, Record
 
 PATIENCE = 4.0  # Times as long as it takes without extra learners.
-DECOUPLED = 'Decoupled DiLoCo'
 
 FIELDS = (
   Field('extra %', digits=0),
@@ -25,9 +25,8 @@ FIELDS = (
   Field('paper, data-parallel', digits=2),
   Field('extra tokens %', 'extra_tokens', factor=100),
   Field('extra merged %', 'extra_merged', 0, 100),
-  Field('bootstrap s'),
-  Field('from a peer'),
-  Field('seconds', 'time_s', hidden=True),
+  Field('bootstrap s', 'bootstrap_s'),
+  Field('from a peer', 'peer_bootstraps', 0),
 )
 
 
@@ -49,7 +48,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
     record['relative'] = record['time_s'] / alone_s
     records.setdefault(extra, []).append(record)
   state_gb = 1e-9 * network.params * network.state_bytes_per_param
-  return tables.page(
+  return studies.page(
     config,
     'Scavenging: learners that come for a part of the work',
     (
@@ -72,8 +71,8 @@ def run(config: SimulationConfig, extra: int, i: int) -> Record:
   tokens = study.steps * always * config.fleet.tokens
   fleet = DecoupledFleet(
     config.protocol,
-    inputs.fleet_of(config, always + extra),
-    inputs.network_of(config),
+    studies.fleet_of(config, always + extra),
+    studies.network_of(config),
     config.seed + i,
     timeline_s=float('inf'),  # For the bootstraps.
   )
@@ -97,20 +96,31 @@ def run(config: SimulationConfig, extra: int, i: int) -> Record:
     fleet.leave(learner, study.notice_s)
   train(1.0)
   counts = [fleet.tally.count(learner) for learner in comers]
-  merged = sum(count.merged for count in counts)
+  bootstraps_s = [
+    end_s - begin_s
+    for learner, begin_s, end_s in fleet.tally.bootstraps
+    if learner in comers
+  ]
   return {
     'time_s': fleet.now_s,
-    # Share of the tokens that the extra learners trained.
     'extra_tokens': sum(count.tokens for count in counts) / fleet.tally.tokens,
-    # Their participation while present; None: there were none.
-    'extra_merged': merged / (rounds * extra) if rounds and extra else None,
-    # Duration of each, from hello to its first step.
-    'bootstraps_s': tuple(
-      end_s - begin_s
-      for learner, begin_s, end_s in fleet.tally.bootstraps
-      if learner in comers
+    # Participation while present; None: there were none.
+    'extra_merged': figures.participation(
+      sum(count.merged for count in counts), rounds, extra
     ),
+    # Of each, from hello to its first step.
+    'bootstrap_s': statistics.fmean(bootstraps_s) if bootstraps_s else None,
     'peer_bootstraps': sum(count.peer_bootstraps for count in counts),
+  }
+
+
+def _papers(config: SimulationConfig) -> dict[str, dict[float, float]]:
+  """The paper's times, where learners come for its share of the work."""
+  if config.study.end - config.study.begin != 0.5:
+    return {}
+  return {
+    'paper': studies.SCAVENGING,
+    'paper, data-parallel': studies.SCAVENGING_DATA_PARALLEL,
   }
 
 
@@ -119,22 +129,14 @@ def _table(config: SimulationConfig, records: dict) -> Table:
   rows = []
   for extra, runs in records.items():
     share = extra / always
-    bootstraps_s = [s for each in runs for s in each['bootstraps_s']]
-    peers = sum(each['peer_bootstraps'] for each in runs)
     labels = {
       'extra %': 100 * share,
       'learners': always + extra,
       'closed form': scavenging_time(share, study.begin, study.end),
-      'bootstrap s': statistics.fmean(bootstraps_s) if bootstraps_s else None,
-      'from a peer': f'{peers} of {len(bootstraps_s)}',
     }
-    if _is_papers(config):
-      labels['paper'] = inputs.SCAVENGING.get(share)
-      labels['paper, data-parallel'] = inputs.SCAVENGING_DATA_PARALLEL.get(
-        share
-      )
+    labels |= {k: times.get(share) for k, times in _papers(config).items()}
     rows.append((labels, runs))
-  return tables.table(
+  return studies.table(
     'scavenging',
     'Time to train the same tokens',
     FIELDS,
@@ -143,7 +145,7 @@ def _table(config: SimulationConfig, records: dict) -> Table:
       'extra: compute that comes, relative to the '
       f'{always} learners that are always there.',
       'relative time: until the same number of tokens was trained, relative to '
-      f'nobody coming. {tables.over(study.seeds)}',
+      f'nobody coming. {studies.over(study.seeds)}',
       'closed form: (1 - d) + d / (1 + x), coming and going for nothing; '
       f'd = {study.end - study.begin:g}.',
       'extra tokens, extra merged: the share of the tokens that the extra '
@@ -158,33 +160,20 @@ def _table(config: SimulationConfig, records: dict) -> Table:
 def _chart(config: SimulationConfig, records: dict) -> Chart:
   always, study = config.protocol.learners, config.study
   shares = tuple(100 * extra / always for extra in records)
-  most = max(shares) or 100.0
-  curve = tuple(most * i / 60 for i in range(61))
+  curve = tuple((max(shares) or 100.0) * i / 60 for i in range(61))
+  exact = tuple(scavenging_time(x / 100, study.begin, study.end) for x in curve)
+  means, spreads = (
+    tuple(of(runs, 'relative') or 0.0 for runs in records.values())
+    for of in (studies.mean, studies.spread)
+  )
   lines = [
-    Line(
-      DECOUPLED,
-      'simulated',
-      shares,
-      tuple(tables.mean(runs, 'relative') for runs in records.values()),
-      tuple(
-        tables.spread(runs, 'relative') or 0.0 for runs in records.values()
-      ),
-    ),
-    Line(
-      DECOUPLED,
-      'closed form',
-      curve,
-      tuple(scavenging_time(x / 100, study.begin, study.end) for x in curve),
-    ),
+    Line(DECOUPLED, 'simulated', shares, means, spreads),
+    Line(DECOUPLED, 'closed form', curve, exact),
   ]
-  if _is_papers(config):
-    published = {
-      DECOUPLED: inputs.SCAVENGING,
-      'data-parallel': inputs.SCAVENGING_DATA_PARALLEL,
-    }
-    for group, (label, figures) in enumerate(published.items()):
-      xs = tuple(100 * share for share in figures)
-      lines.append(Line(label, 'paper', xs, tuple(figures.values()), (), group))
+  for group, times in enumerate(_papers(config).values()):
+    xs = tuple(100 * share for share in times)
+    label = 'data-parallel' if group else DECOUPLED
+    lines.append(Line(label, 'paper', xs, tuple(times.values()), group=group))
   return Chart(
     'scavenging',
     'Time against extra compute',
@@ -193,8 +182,3 @@ def _chart(config: SimulationConfig, records: dict) -> Chart:
     tuple(lines),
     y_range=(0.4, 1.2),
   )
-
-
-def _is_papers(config: SimulationConfig) -> bool:
-  """Returns True if extra learners are there for the paper's share of it."""
-  return config.study.end - config.study.begin == 0.5

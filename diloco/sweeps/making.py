@@ -6,23 +6,26 @@ one after the other.
 """
 
 import contextlib
+import copy
 import dataclasses
 import fcntl
+import json
 import pathlib
+import runpy
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from absl import flags as absl_flags
 
-from diloco.config import flags
+from diloco.config import flags, run_config, sections
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.figures import clock
 from diloco.metrics.run_progress import count
 from diloco.metrics.workdir import Workdir
 from diloco.pages import text_tables
-from diloco.sweeps import sweep, sweep_flags, variant_configs
+from diloco.sweeps import sweep
 from diloco.sweeps.sweep import Variant
 
 LOCK = 'sweep.lock'
@@ -32,6 +35,9 @@ COLUMNS = (
 )  # fmt: skip
 
 LAB = 'lab.'  # Keys that mean something in the lab only.
+_OF_A_RUN = ('name', 'seed')  # May differ between equal runs.
+SWEEP, SEEDS, ONLY = 'sweep', 'seeds', 'only'
+OF_FILE = 'file'  # The value of --sweep alone.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +57,8 @@ class SweepRun:
   @property
   def arguments(self) -> list[str]:
     """The flags that give its processes their configuration."""
-    return variant_configs.arguments(self.variant, self.seed)
+    changes = self.variant.changes | {'seed': self.seed}
+    return [*flags.arguments(), *flags.as_flags(changes)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,16 +87,14 @@ def plan(of_processes: bool) -> Sweep:
   root, seeds = pathlib.Path(absl_flags.FLAGS.workdir), absl_flags.FLAGS.seeds
   if of_processes and Workdir(root).config.exists():
     raise ConfigError(
-      [f'--workdir={root}: holds a run, a sweep needs a folder of its own']
+      f'--workdir={root}: holds a run, a sweep needs a folder of its own'
     )
-  rows = sweep_flags.variants()
+  rows = variants()
   if of_processes and (problems := [*_of_the_lab(rows)]):
     raise ConfigError(problems)
-  made = flags.load(
-    build=lambda base: variant_configs.make_configs(base.to_dict(), rows)
-  )
+  made = flags.load(build=lambda base: make_configs(base.to_dict(), rows))
   with flags.refusing(sweep.BadResult):
-    variant_configs.check(made, rows, seeds, root, of_processes)
+    check(made, rows, seeds, root, of_processes)
   return with_missing(root, rows, seeds, made)
 
 
@@ -162,10 +167,8 @@ def _alone_in(workdir: pathlib.Path) -> Iterator[None]:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       raise ConfigError(
-        [
-          f'--workdir={workdir}: another sweep is making runs there; wait for '
-          'it, or use another folder'
-        ]
+        f'--workdir={workdir}: another sweep is making runs there; wait for '
+        'it, or use another folder'
       ) from None
     yield
 
@@ -229,3 +232,178 @@ def _mean(results, name: str, digits: int = 2) -> str:
   """Returns the mean of a field over the results that have it."""
   known = [x for r in results if (x := getattr(r, name)) is not None]
   return f'{sum(known) / len(known):.{digits}f}' if known else '-'
+
+
+# What is asked for, as flags.
+
+
+def define_flags() -> None:
+  """Defines the flags."""
+  absl_flags.DEFINE_string(
+    SWEEP,
+    None,
+    'Makes all variants of the file; with KEY=V1,V2,… those of that key.',
+  )
+  absl_flags.DEFINE_integer(
+    SEEDS, 3, 'Runs of each variant, each with its own seed.', lower_bound=1
+  )
+  absl_flags.DEFINE_string(ONLY, '', 'Variants whose label has this.')
+
+
+def spelled_out(argv: Sequence[str]) -> list[str]:
+  """Returns a command line in which --sweep has a value, as absl wants it."""
+  return [f'{w}={OF_FILE}' if w in ('--sweep', '-sweep') else w for w in argv]
+
+
+def is_asked() -> bool:
+  """Returns True for a sweep, False for a single run.
+
+  Raises:
+    ConfigError: a flag of sweeps is given for a single run.
+  """
+  given = absl_flags.FLAGS
+  if given.sweep:
+    return True
+  if vain := [name for name in (SEEDS, ONLY) if given[name].present]:
+    raise ConfigError(
+      [f'--{name}: is for --sweep, which is not given' for name in vain]
+    )
+  return False
+
+
+def variants() -> list[Variant]:
+  """Returns the variants that are asked for, in their order.
+
+  Raises:
+    ConfigError: there are none, or they make no sense.
+  """
+  only = absl_flags.FLAGS.only
+  with flags.refusing(ValueError):
+    found = sweep.variants(_adding())
+  rows = [variant for variant in found if only in variant.label]
+  if not rows:
+    labels = ', '.join(variant.label for variant in found) or 'none'
+    raise ConfigError(
+      f'--{ONLY}={only}: is in no label of the variants: {labels}'
+    )
+  return rows
+
+
+def _adding() -> Callable:
+  """Returns the `sweep(add)` that is asked for."""
+  asked, path = absl_flags.FLAGS.sweep, flags.config_file()
+  if asked != OF_FILE:
+    return sweep.of_values(asked, run_config.key_types())
+  make = runpy.run_path(path).get('sweep')
+  if make is None:
+    raise ConfigError(
+      f'--config={path}: has no sweep(add); --sweep=KEY=V1,V2 names values '
+      'of a key, such as outer.lr=0.3,0.6'
+    )
+  return make
+
+
+# Configurations, and finished runs that have another.
+
+
+def make_configs(base: dict, rows: Sequence[Variant]) -> dict[str, RunConfig]:
+  """Returns each variant's configuration, by label.
+
+  Args:
+    base: the configuration of --config, as nested plain dicts.
+
+  Raises:
+    ConfigError: lists each problem with its variant's label.
+  """
+  made, problems = {}, []
+  for variant in rows:
+    try:
+      made[variant.label] = run_config.build(_changed(base, variant.changes))
+    except ConfigError as error:
+      problems += [f'sweep: {variant.label!r}: {p}' for p in error.problems]
+  if problems:
+    raise ConfigError(problems)
+  return made
+
+
+def check(
+  made: Mapping[str, RunConfig],
+  rows: Sequence[Variant],
+  seeds: int,
+  workdir: pathlib.Path,
+  of_processes: bool = False,
+) -> None:
+  """Rejects finished runs with another configuration, or of another kind.
+
+  A run from before a key existed passes if its variant leaves that key alone.
+
+  Args:
+    of_processes: whether the sweep's runs are real ones, not the lab's.
+
+  Raises:
+    ConfigError: names the folders and what differs.
+  """
+  problems = [
+    f'{run}: was made otherwise ({differs}): remove it, or use another '
+    '--workdir'
+    for variant in rows
+    for seed in range(seeds)
+    for run in [sweep.folder(workdir, variant.label, seed)]
+    if sweep.read(workdir, variant.label, seed) is not None
+    or is_over(Workdir(run))
+    if (
+      differs := _other_kind(run, of_processes)
+      or _difference(made[variant.label], variant.changes, run)
+    )
+  ]
+  if problems:
+    raise ConfigError(problems)
+
+
+def is_over(workdir: Workdir) -> bool:
+  """Returns True for a run of processes that has come to its end."""
+  return workdir.summary.exists() and workdir.evaluation.exists()
+
+
+def _changed(base: dict, changes: Mapping[str, object]) -> dict:
+  """Returns a copy with other values; unknown keys are found later."""
+  nested = copy.deepcopy(base)
+  for key, value in changes.items():
+    *sections, last = key.split('.')
+    inner = nested
+    for section in sections:
+      inner = inner.setdefault(section, {})
+    inner[last] = value
+  return nested
+
+
+def _other_kind(run: pathlib.Path, of_processes: bool) -> str:
+  """Returns which kind of run a folder holds, '' if it is the one asked for."""
+  if Workdir(run).pids.exists() == of_processes:
+    return ''
+  return 'in the lab' if of_processes else 'by processes'
+
+
+def _difference(
+  config: RunConfig, changes: Mapping[str, object], run: pathlib.Path
+) -> str:
+  """Returns how a run's stored configuration differs, '' if it does not."""
+  path = Workdir(run).config
+  here = sections.flatten(_as_json(config))
+  try:
+    there = sections.flatten(json.loads(path.read_text()))
+  except (OSError, ValueError, AttributeError) as error:
+    return f'{path.name}: {error}'
+  absent = here.keys() - there.keys() - changes.keys()
+  return '; '.join(
+    f'{key}={there.get(key)} there, {here.get(key)} here'
+    for key in sorted(here.keys() | there.keys())
+    if key not in absent
+    and key not in _OF_A_RUN
+    and here.get(key) != there.get(key)
+  )
+
+
+def _as_json(config: RunConfig) -> dict:
+  """Returns the configuration as stored in a file: lists for tuples."""
+  return json.loads(json.dumps(dataclasses.asdict(config)))

@@ -13,8 +13,6 @@ import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from scipy import special
-
 from diloco.metrics import files
 
 RESULT = 'result.json'
@@ -267,6 +265,8 @@ def half_width(values: Sequence[float]) -> float:
   """Returns half the 95 % interval of the mean; NaN if `spread` is."""
   if len(values) < 2:
     return math.nan
+  from scipy import special  # Most commands that import this do without.
+
   t = float(special.stdtrit(len(values) - 1, 0.975))  # Two-sided 95 %.
   return t * spread(values) / math.sqrt(len(values))
 

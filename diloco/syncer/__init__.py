@@ -5,8 +5,7 @@ Start with `server`: one thread owns the machine of `diloco.protocol.syncer`
 and performs its effects; shards do what is to be done with bytes.
 
   __main__           flags to a running syncer
-  server             events in, effects performed
-  learner_sessions   sessions of learners, messages in the machine's order
+  server             events in, effects performed; messages in their order
   outer_state        Θ, the outer optimizer, what is sent of them
   shard              the bytes of one shard
   shard_coordinator  all shards as one: who is here, jobs, orders, answers

@@ -60,12 +60,10 @@ class OuterState:
 
   def __init__(self, run_spec: RunSpec, shard: int | None = None):
     self._run_spec = run_spec
-    owners, layout = run_spec.owners, run_spec.layout
-    if shard is None:
-      self._pieces = list(layout.fragments)
-    else:
-      fragments_ = range(len(layout.fragments))
-      self._pieces = [owners.pieces(p, shard) for p in fragments_]
+    self._pieces = [
+      pieces if shard in (None, owner) else ()
+      for pieces, owner in zip(run_spec.layout.fragments, run_spec.owners.of)
+    ]
     self.owned = tuple(p for p, pieces in enumerate(self._pieces) if pieces)
     config = run_spec.config
     self._optimizer = make_optimizer(config)

@@ -35,7 +35,7 @@ from diloco.transport.data_plane import DataPlane, TransferFailed
 AGAIN_S = 0.5  # Between two attempts to write to a full disk.
 GATHER_S = 120.0  # Limit for the bytes of a fragment.
 
-Offered = dict[int, tuple[str, messages.Payload]]  # By shard.
+Offered = tuple[str, messages.Payload]  # Address, and what is there.
 
 
 class ResultLost(Exception):
@@ -170,20 +170,16 @@ def _say_lost(found: Sequence[int], crcs: Sequence[int]) -> str:
 
 
 class ResultCollector:
-  """Collects fragment by fragment, again if a shard dies meanwhile."""
+  """Collects other shards' fragments one by one, again if a shard dies."""
 
   def __init__(
-    self,
-    run_spec: RunSpec,
-    plane: DataPlane,
-    shards: ShardCoordinator,
+    self, run_spec: RunSpec, plane: DataPlane, shards: ShardCoordinator
   ):
     self._run_spec = run_spec
     self._plane = plane
     self._shards = shards
-    self._left = list(shards.elsewhere)
+    self._left = set(shards.elsewhere)
     self._asked = False
-    self._found: Offered | None = None
 
   def done(self, machine: Syncer, parameters: dict[str, np.ndarray]) -> bool:
     """Collects as much as is possible now; call it again after each event.
@@ -193,40 +189,25 @@ class ResultCollector:
     """
     if self._shards.unsaved:
       return False  # A shard that dies from here on has lost nothing.
-    while self._left:
-      p = self._left[0]
-      if not self._asked:
-        if p in machine.away or p in machine.lost:
-          return False
-        self._asked = True
-        self._shards.collect(p, self._take)
-      if self._found is None:
-        return False
-      found, self._found, self._asked = self._found, None, False
-      if not self._put(p, found, parameters):
-        return False  # A shard has died meanwhile: try again.
-      self._left.pop(0)
-    return True
+    ready = self._left.difference(machine.away, machine.lost)
+    if ready and not self._asked:
+      self._asked, p = True, min(ready)
+      self._shards.collect(p, lambda found: self._take(p, found, parameters))
+    return not self._left
 
-  def _take(self, offered: Offered):
-    self._found = offered
-
-  def _put(self, p: int, found: Offered, parameters) -> bool:
-    """Returns True if all pieces of a fragment have come."""
-    owners = self._run_spec.owners
-    if sorted(found) != [s for s in owners.of_fragment(p) if s]:
-      return False
-    for shard, (address, offered) in found.items():
-      pieces = owners.pieces(p, shard)
-      try:
-        fetcher = self._plane.fetcher(address)
-        try:
-          data = fetcher.pull(offered, GATHER_S)
-        finally:
-          fetcher.close()
-      except (TransferFailed, ValueError) as error:
-        logging.warning('fragment %d of shard %d: %s', p, shard, error)
-        return False
-      arrays = payload.decode(data, pieces, self._run_spec.full)
-      parameters.update(fragments.put(parameters, pieces, arrays))
-    return True
+  def _take(self, p: int, found: Offered | None, parameters):
+    """Pulls a fragment from where it was found, if it was."""
+    self._asked = False
+    if found is None:
+      return
+    address, offered = found
+    try:
+      with contextlib.closing(self._plane.fetcher(address)) as fetcher:
+        data = fetcher.pull(offered, GATHER_S)
+    except (TransferFailed, ValueError) as error:
+      logging.warning('fragment %d at %s: %s', p, address, error)
+      return
+    pieces = self._run_spec.layout.fragments[p]
+    arrays = payload.decode(data, pieces, self._run_spec.full)
+    parameters.update(fragments.put(parameters, pieces, arrays))
+    self._left.discard(p)

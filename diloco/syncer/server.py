@@ -5,6 +5,7 @@ One thread owns the machine and talks to the learners, in the order of the
 machine's effects. The shards do the work on bytes; their answers become events.
 """
 
+import collections
 import math
 import queue
 import threading
@@ -17,37 +18,97 @@ from diloco.metrics.status import RunStatus
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
+from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run.event_log import SyncerEventLog, closing_line, line_of
 from diloco.run.spec import RunSpec
 from diloco.run.tape_events import Started
 from diloco.run.threads import Inbox, Worker
-from diloco.syncer.learner_sessions import (
-  Key,
-  LearnerSession,
-  LearnerSessions,
-  may_speak,
-)
 from diloco.syncer.results import ResultCollector, ResultLost, Results
 from diloco.syncer.shard import Shard
 from diloco.syncer.shard_coordinator import (
   ShardAnswer,
   ShardCoordinator,
-  ShardLost,
 )
-from diloco.syncer.stats import RunStats, SilenceLimits
+from diloco.syncer.stats import RunStats
 from diloco.syncer.storage import NotKept, SyncerDisk
 from diloco.transport import auth
 from diloco.transport.control_channel import ControlLimits
 from diloco.transport.control_server import ControlServer, ControlSession
 from diloco.transport.data_plane import DataPlane
 
-SHARD_SILENCE_S = 6.0  # At patience 1; a shard speaks at least once a second.
-LOOK_SLACK_S = 1.0
 INBOX_MAX = 1 << 14  # Events; a full inbox holds back the sessions' readers.
 SHARE_MAX = 64  # Of these, messages of one session.
 STATUS_EVERY_S = 1.0
 FAREWELL_S = 15.0  # How long learners may take to fetch the last updates.
+
+Key = tuple[int, int]  # (learner, incarnation)
+
+
+class LearnerSession:
+  """One session of one learner, with its messages in order.
+
+  A message about bytes that a shard has yet to offer keeps its place in the
+  order; later messages wait for it.
+
+  Args:
+    hello: its first message.
+    offers_max: how many can be on offer at once.
+
+  Attributes:
+    admitted: False until the machine has admitted it.
+  """
+
+  def __init__(
+    self,
+    session: ControlSession,
+    hello: messages.Hello | messages.Inquiry,
+    offers_max: int,
+  ):
+    self.session = session
+    self.hello = hello
+    self.admitted = False
+    self._offers_max = offers_max
+    self._waiting: collections.deque[MessageReservation] = collections.deque()
+    # Bytes on offer, by handle in the order of the offers.
+    self._nbytes: dict[int, int] = {}
+
+  def send(self, message):
+    """Sends a message after all that were sent, or reserved a place, before."""
+    self.reserve().send(message)
+
+  def reserve(self) -> 'MessageReservation':
+    """Reserves the place of a message that will follow."""
+    place = MessageReservation(self._flush)
+    self._waiting.append(place)
+    return place
+
+  def note_offer(self, payload: messages.Payload):
+    """Notes an offer that can be fetched now."""
+    self._nbytes[payload.handle] = payload.nbytes
+    if len(self._nbytes) > self._offers_max:
+      del self._nbytes[next(iter(self._nbytes))]
+
+  def retire(self, handle: int) -> int:
+    """Drops a fetched offer; returns its bytes, or 0 if unknown."""
+    return self._nbytes.pop(handle, 0)
+
+  def _flush(self):
+    while self._waiting and self._waiting[0].message is not None:
+      self.session.send(self._waiting.popleft().message)
+
+
+class MessageReservation:
+  """The reserved place of a message in one session."""
+
+  def __init__(self, flush: Callable[[], None]):
+    self._flush = flush
+    self.message = None  # Until there is one.
+
+  def send(self, message):
+    """Sends `message` in this place."""
+    self.message = message
+    self._flush()
 
 
 class SyncerServer:
@@ -88,32 +149,27 @@ class SyncerServer:
       run_spec, workdir, self._model, self._stats, self._stop
     )
     self._disk.occupy()
-    found = self._disk.begin()
-    self._machine, self._ended = found.machine, found.ended
+    self._machine = self._disk.begin()
+    ledger = self._machine.ledger()
+    self._ended = ledger.ended
     self._results = Results(run_spec, workdir, self._stats, self._stop, tell)
     self._shards = ShardCoordinator(
       run_spec,
       self._lead,
-      found.run_versions,
-      found.run_crcs,
+      ledger.versions,
+      self._disk.crcs,
       say=lambda key, message: self._send(*key, message),
     )
-    self._shard_sessions: dict[
-      ControlSession, int
-    ] = {}  # Changed like `_keys`.
     self._farewells: list[tuple[Key, messages.Done]] = []
-    self._looked_s = time.monotonic()
-    self._silence = SilenceLimits(self._machine)
     self._tape = SyncerEventLog(workdir.tape)
     self._stats.resume_work(self._tape.newest_first())
-    if found.published:
-      self._tape.complete(found.published)
+    if self._disk.published:
+      self._tape.complete(self._disk.published)
     self._standing_said = False
     self._say_standing()
-    self._keys: dict[
-      ControlSession, Key
-    ] = {}  # Changed by the sessions' threads.
-    self._peers = LearnerSessions(ids=config.data.shards)
+    # Of learners and of shards; changed by the sessions' threads.
+    self._keys: dict[ControlSession, Key | int] = {}
+    self._peers: dict[Key, LearnerSession] = {}
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
     limits = ControlLimits(sessions_max=run_spec.limits.sessions)
     self._control = ControlServer(
@@ -161,8 +217,8 @@ class SyncerServer:
   def close(self):
     """Ends sessions and threads."""
     self._inbox.close()
-    for key in list(self._peers):
-      self._peers.take(key).session.close('the syncer leaves')
+    for peer in self._peers.values():
+      peer.session.close('the syncer leaves')
     self._control.close()
     self._results.close()
     logging.info(
@@ -184,19 +240,18 @@ class SyncerServer:
     if isinstance(message, messages.OPENING):
       self._keys[session] = message.learner, message.incarnation
     if isinstance(message, orders.ShardHello):
-      self._shard_sessions[session] = message.shard
-    if session in self._shard_sessions:
-      event = ShardAnswer(self._shard_sessions[session], message)
-    else:
-      event = syncer_events.Heard(*self._keys[session], message)
+      self._keys[session] = message.shard
+    event = self._event_of(self._keys[session], message, syncer_events.Heard)
     self._inbox.tell_from(session, (event, session))
 
   def _on_closed(self, session: ControlSession, reason: str):
-    if session in self._shard_sessions:
-      event = ShardLost(self._shard_sessions.pop(session), reason)
-    else:
-      event = syncer_events.Lost(*self._keys.pop(session), reason)
+    event = self._event_of(self._keys.pop(session), reason, syncer_events.Lost)
     self._inbox.tell((event, session))
+
+  def _event_of(self, key: Key | int, said, of_learner: type):
+    if isinstance(key, int):
+      return ShardAnswer(key, said)
+    return of_learner(*key, said)
 
   def _handle_next(self):
     """Handles one event, or the tick that the machine asked for."""
@@ -211,37 +266,47 @@ class SyncerServer:
     if isinstance(item, BaseException):
       raise item
     event, session = item
-    if isinstance(event, syncer_events.Lost | ShardLost):
+    if isinstance(getattr(event, 'answer', event), str | syncer_events.Lost):
       self._inbox.forget(session)
     elif session is not None:
       self._inbox.was_read(session)
-    if isinstance(event, ShardAnswer | ShardLost):
+    if isinstance(event, ShardAnswer):
       for each in self._shards.events_of(self._machine, session, event):
         self._handle(each)
-    elif session is None or may_speak(self._peers, session, event):
+    elif session is None or self._may_speak(session, event):
       self._handle(event)
-    self._end_silent_shards()
+    for each in self._shards.end_silent():
+      self._handle(each)
 
-  def _end_silent_shards(self):
-    """Drops shards that are silent: other processes wait for their bytes."""
-    now_s = time.monotonic()
-    away_s, self._looked_s = now_s - self._looked_s, now_s
-    limit_s = SHARD_SILENCE_S * self._config.protocol.patience
-    if away_s > STATUS_EVERY_S + LOOK_SLACK_S:
-      self._shards.excuse_silence(away_s)  # This process itself was suspended.
-    for shard in self._shards.silent(now_s - limit_s):
-      reason = f'silent for {limit_s:.1f} s'
-      session = self._shards.session_of(shard)
-      event = self._shards.lose(shard, reason)
-      session.close(reason)
-      self._handle(event)
+  def _may_speak(self, session: ControlSession, event) -> bool:
+    """Returns True if a session's event counts: one session per incarnation."""
+    key = event.learner, event.incarnation
+    peer = self._peers.get(key)
+    hello = getattr(event, 'message', None)
+    if not isinstance(hello, messages.OPENING):
+      return peer is None or peer.session is session
+    ids, fragments = self._config.data.shards, self._config.protocol.fragments
+    if not 0 <= hello.learner < ids:
+      reason = f'learner={hello.learner}: must be in 0 … {ids - 1}'
+    elif peer is not None:
+      reason = f'learner {hello.learner} speaks in another session already'
+    else:
+      offers_max = (UPDATES_KEPT + 1) * fragments
+      self._peers[key] = LearnerSession(session, hello, offers_max)
+      return True
+    session.send(messages.Refusal(reason, final=True))
+    session.close(reason)
+    return False
+
+  def _admitted(self, key: Key) -> LearnerSession | None:
+    peer = self._peers.get(key)
+    return peer if peer is not None and peer.admitted else None
 
   def _handle(self, event: syncer_events.Event):
     effects = self._machine.handle(event, time.monotonic())
     if isinstance(event, syncer_events.Back):
       self._say_standing()
     self._stats.note_event(event)
-    self._silence.note_event(event)
     for effect in effects:
       self._perform(effect)
       at_s = self._tape.write(effect, self._shards.crcs())
@@ -289,13 +354,14 @@ class SyncerServer:
 
   def _greet(self, effect: syncer_events.AdmitLearner):
     key = effect.learner, effect.incarnation
-    session, hello = self._peers.take_pending(key)
+    peer = self._peers[key]
+    hello = peer.hello
     addresses = self._shards.admit(*key, hello.addresses, hello.partition)
     if addresses is None:  # The machine will get a `Lost` event.
-      session.close(f'addresses {hello.addresses} are of no use')
+      del self._peers[key]
+      peer.session.close(f'addresses {hello.addresses} are of no use')
       return
-    peer = LearnerSession(session)
-    self._peers.add(key, peer)
+    peer.admitted = True
     peer.send(
       messages.Welcome(
         step=effect.step,
@@ -317,19 +383,14 @@ class SyncerServer:
     peer = self._peers.get((learner, incarnation))
     if peer is not None:
       peer.send(message)
-      return
-    session = self._peers.session((learner, incarnation))
-    if session is not None:  # It was never admitted.
-      session.send(message)
 
   def _drop(self, effect: syncer_events.EndSession):
     key = effect.learner, effect.incarnation
-    peer, pending = self._peers.take(key), self._peers.take_pending(key)
-    if pending is not None:
-      pending[0].close(effect.reason)
+    peer = self._peers.pop(key, None)
     if peer is None:
       return
-    self._shards.release(*key)
+    if peer.admitted:
+      self._shards.release(*key)
     # Not on this thread: it may wait for the peer's sockets.
     close = lambda: peer.session.close(effect.reason)  # noqa: E731
     if not self._closer.submit(close):
@@ -337,7 +398,7 @@ class SyncerServer:
 
   def _retire(self, effect: syncer_events.Retire):
     self._shards.retire(effect)
-    peer = self._peers.get((effect.learner, effect.incarnation))
+    peer = self._admitted((effect.learner, effect.incarnation))
     for handle in effect.handles if peer else ():
       nbytes = peer.retire(handle)
       if nbytes:
@@ -361,13 +422,13 @@ class SyncerServer:
     places = {
       key: peer.reserve()
       for key in effect.recipients
-      if (peer := self._peers.get(key)) is not None
+      if (peer := self._admitted(key)) is not None
     }
 
     def say(key: Key, payload: messages.Payload, part_crcs: tuple[int, ...]):
-      peer = self._peers.get(key)
+      peer = self._admitted(key)
       if peer is not None:
-        peer.note_offer(effect.fragment, payload)
+        peer.note_offer(payload)
       places[key].send(effect.update(key, payload, merged.crc, part_crcs))
 
     self._shards.publish(effect.fragment, merged, places, say)
@@ -384,7 +445,7 @@ class SyncerServer:
       effect.learner,
       effect.reason,
     )
-    peer = self._peers.get((effect.learner, effect.incarnation))
+    peer = self._admitted((effect.learner, effect.incarnation))
     if peer is None:
       return
     p = effect.fragment
@@ -392,7 +453,7 @@ class SyncerServer:
     place = peer.reserve()
 
     def say(payload: messages.Payload, part_crcs: tuple[int, ...]):
-      peer.note_offer(p, payload)
+      peer.note_offer(payload)
       place.send(
         messages.FullFragment(
           p, version, payload, crc, *effect.merged, part_crcs
@@ -450,12 +511,11 @@ class SyncerServer:
     time.
     """
     give_up = time.monotonic() + FAREWELL_S
-    while len(self._peers) and time.monotonic() < give_up:
-      if self._stop.is_set():
-        break
+    while not self._stop.is_set() and any(map(self._admitted, self._peers)):
+      if time.monotonic() >= give_up:
+        logging.warning('without a goodbye: %s', sorted(self._peers))
+        return
       self._handle_next()
-    for learner, _ in self._peers:
-      logging.warning('learner %d did not say goodbye', learner)
 
   def _write_results(self):
     """Writes the results; waits for lost fragments while learners may

@@ -292,7 +292,7 @@ class Shard:
     """Pulls, on the pool, a learner's copy of a lost fragment."""
     theta = self._pull_parts(order, ends, self._run_spec.full)
     self._keep(self._taken, order.job, (order.fragment, theta))
-    pieces = self._run_spec.owners.pieces(order.fragment, self.shard)
+    pieces = self._run_spec.layout.fragments[order.fragment]
     return orders.PartTaken(order.job, payload.piece_crcs(theta, pieces))
 
   def _pull_parts(

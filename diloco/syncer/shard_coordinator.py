@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """All shards as one: turns the machine's effects into orders to shards.
 
-Each effect that moves bytes is a *job*: an order to every shard that owns a
-piece of the fragment, and a continuation for when all have answered. Only the
-machine's thread uses this module.
+Each effect that moves bytes is a *job*: an order to the shard that owns the
+fragment, and a continuation for its answer. The lead's own shard takes the same
+orders. Only the machine's thread uses this module.
 """
 
 import dataclasses
 import itertools
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from absl import logging
 
@@ -26,26 +25,36 @@ from diloco.run.spec import RunSpec
 from diloco.syncer.shard import Shard
 from diloco.transport.control_server import ControlSession
 
+SILENCE_S = 6.0  # At patience 1; a shard speaks at least once a second.
+LOOK_EVERY_S = 2.0  # The lead looks at least so often.
 UNKNOWN = (-1, 0)  # A version and a CRC that no fragment has.
+Key = tuple[int, int]  # (learner, incarnation)
 # (round, learner, incarnation, handle): two offers of one learner for the
 # same round differ only in the handle.
 PullKey = tuple[int, int, int, int]
-Answers = Mapping[int, object]  # By shard.
 NOTHING = Part(0, 0)
 
 
 @dataclasses.dataclass
-class RemoteShard:
-  """A shard in another process, while it has a session."""
+class PresentShard:
+  """The lead's own shard, or one in another process while it has a session.
 
-  session: ControlSession
-  process: int
-  address: str  # Where the lead pulls what it collects from the shard.
-  heard_s: float
-  # By fragment: version and piece CRCs that it holds, and those to which its
-  # outer state belongs.
-  held: dict[int, tuple[int, tuple[int, ...]]]
-  outer: dict[int, tuple[int, tuple[int, ...]]]
+  Attributes:
+    held: by fragment, version and CRC of Θ_p there.
+    outer: by fragment, version and CRC of the Θ_p to which its outer state
+      belongs.
+    session: None: it is the lead's own.
+    process: its number.
+    address: where the lead pulls what it collects.
+    heard_s: when it last spoke.
+  """
+
+  held: dict[int, tuple[int, int]]
+  outer: dict[int, tuple[int, int]]
+  session: ControlSession | None = None
+  process: int = 0
+  address: str = ''
+  heard_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,45 +62,40 @@ class ShardAnswer:
   """A shard's answer, on its way to the machine's thread."""
 
   shard: int
-  answer: object  # One of shard_messages.FROM_SHARD.
+  # One of shard_messages.FROM_SHARD; a text: why its session has closed.
+  answer: object
+
+
+def _never(answer: orders.PartFailed | None):
+  raise AssertionError(f'no answer to what was ordered: {answer}')
+
+
+def _nobody():
+  """No caller waits for what was given up."""
 
 
 @dataclasses.dataclass(frozen=True)
-class ShardLost:
-  """The stream of a shard's session has closed."""
-
-  shard: int
-  reason: str
-
-
-@dataclasses.dataclass
 class ShardRequest:
-  """An order that was given to some shards."""
+  """An order that a shard has not answered yet."""
 
   fragment: int
-  waiting: set[int]  # Shards that have not answered.
-  done: Callable[[Answers], events.Event | None]
-  failed: Callable[[orders.PartFailed], events.Event | None]
-  given_up: Callable[[Answers], None] | None  # None: no caller waits for it.
-  answers: dict[int, object] = dataclasses.field(default_factory=dict)
+  done: Callable[[object], events.Event | None]
+  failed: Callable[[orders.PartFailed], events.Event | None] = _never
+  given_up: Callable[[], None] = _nobody
 
 
 @dataclasses.dataclass(frozen=True)
 class CompletedOuterStep:
-  """An outer step that all owners of the fragment have made."""
+  """An outer step that the owner of the fragment has made.
+
+  Attributes:
+    crc: of the resulting Θ_p.
+    part: the outer update's bytes.
+  """
 
   job: int
-  crcs: tuple[int, ...]  # Of the resulting pieces, in the layout's order.
-  parts: tuple[Part, ...]  # Parts of the outer update, by shard.
-
-  @property
-  def crc(self) -> int:
-    """CRC of the resulting Θ_p."""
-    return payload.crc_of(self.crcs)
-
-
-def _never(answer: orders.PartFailed):
-  raise AssertionError(f'no answer to what was ordered: {answer}')
+  crc: int
+  part: Part
 
 
 class ShardCoordinator:
@@ -103,8 +107,8 @@ class ShardCoordinator:
     say: sends a message to a session of a learner, in its order.
 
   Attributes:
-    remote: the other shards that have a session, by number.
-    run: version and CRC that the run has of each fragment.
+    run: version and CRC that the run has of each fragment; of the lead's own,
+      those that are here.
     unsaved: shards that are writing their last checkpoint.
   """
 
@@ -114,159 +118,122 @@ class ShardCoordinator:
     lead: Shard,
     versions: Sequence[int],
     crcs: Sequence[int | None],
-    say: Callable[[tuple[int, int], object], None],
+    say: Callable[[Key, object], None],
   ):
     self._run_spec = run_spec
     self._owners = run_spec.owners
     self._lead = lead
-    self.remote: dict[int, RemoteShard] = {}
-    self.run = list(zip(versions, crcs))
+    here = lead.model
+    held = dict(enumerate(zip(here.versions(), here.crcs())))
+    held = {p: held[p] for p in here.owned}
+    outer = {p: here.outer_of(p) for p in here.owned}
+    outer = {p: (at, payload.crc_of(each)) for p, (at, each) in outer.items()}
+    self._present = {0: PresentShard(held, outer)}
+    self.run = [held.get(p, of) for p, of in enumerate(zip(versions, crcs))]
     self._say = say
     self.unsaved: set[int] = set()
     # By session: its addresses, and how its hosts cut a fragment.
-    self._addresses: dict[tuple[int, int], tuple[tuple[str, ...], str]] = {}
+    self._addresses: dict[Key, tuple[tuple[str, ...], str]] = {}
+    self._looked_s = time.monotonic()
     # Unique across leads, since a shard outlives its lead.
     self._numbers = itertools.count(time.time_ns() // 1000)
     self._handles = itertools.count(1)
     self._jobs: dict[int, ShardRequest] = {}
-    # Jobs of pulls in progress, and of pulls that are done.
-    self._pulling: dict[PullKey, int] = {}
-    self._pulled: dict[PullKey, int] = {}
+    # Jobs of pulls, in progress or done.
+    self._pulls: dict[PullKey, int] = {}
     self._merged: dict[int, CompletedOuterStep] = {}  # By round.
-    # Job, and CRCs of pieces by shard.
-    self._taken: dict[tuple[int, tuple[int, int]], tuple[int, dict]] = {}
+    # Job and CRC of a learner's copy of a lost fragment.
+    self._taken: dict[tuple[int, Key], tuple[int, int]] = {}
 
   # What the shards hold -----------------------------------------------------
 
   @property
   def elsewhere(self) -> tuple[int, ...]:
-    """The fragments of which other shards than the lead own a piece."""
-    fragments = range(len(self.run))
-    return tuple(p for p in fragments if not self._is_here(p))
+    """The fragments that other shards than the lead own."""
+    return tuple(p for p, owner in enumerate(self._owners.of) if owner)
 
-  def crcs(self) -> tuple[int, ...]:
+  def crcs(self) -> tuple[int | None, ...]:
     """Returns the CRC of every fragment's bytes, as the run has them."""
-    here = self._lead.model.crcs()
-    return tuple(
-      here[p] if self._is_here(p) else crc
-      for p, (_, crc) in enumerate(self.run)
-    )
+    return tuple(crc for _, crc in self.run)
 
   def versions(self) -> tuple[int, ...]:
     """Returns the version of every fragment, as the run has it."""
-    here = self._lead.model.versions()
-    return tuple(
-      here[p] if self._is_here(p) else version
-      for p, (version, _) in enumerate(self.run)
-    )
+    return tuple(version for version, _ in self.run)
 
   def outer(self, fragment: int) -> tuple[int, int]:
     """Returns version and CRC to which a fragment's outer state belongs.
 
-    It is `UNKNOWN` if its shards do not agree, or one of them is not here.
+    It is `UNKNOWN` if its shard is not here.
     """
-    owners = self._owners.of_fragment(fragment)
-    if not self.is_whole(fragment):
-      return UNKNOWN
-    found = {
-      s: self.remote[s].outer[fragment]
-      if s
-      else self._lead.model.outer_of(fragment)
-      for s in owners
-    }
-    versions = {version for version, _ in found.values()}
-    if len(versions) > 1:
-      return UNKNOWN
-    crcs = self.compose(fragment, {s: crcs for s, (_, crcs) in found.items()})
-    return versions.pop(), payload.crc_of(crcs)
+    owner = self._present.get(self._owners.of[fragment])
+    return owner.outer[fragment] if owner else UNKNOWN
 
-  def session_of(self, shard: int) -> ControlSession | None:
-    """Returns the session whose messages count for a shard."""
-    remote = self.remote.get(shard)
-    return remote and remote.session
+  @property
+  def _others(self) -> dict[int, PresentShard]:
+    return {s: x for s, x in self._present.items() if s}
 
-  def excuse_silence(self, away_s: float):
-    """Extends the silence limits by the time this process was suspended."""
-    for remote in self.remote.values():
-      remote.heard_s += away_s
+  def end_silent(self) -> Iterator[events.Event]:
+    """Gives up shards that are silent: other processes wait for their bytes."""
+    now_s = time.monotonic()
+    away_s, self._looked_s = now_s - self._looked_s, now_s
+    limit_s = SILENCE_S * self._run_spec.config.protocol.patience
+    for shard, other in self._others.items():
+      if away_s > LOOK_EVERY_S:  # This process itself was suspended.
+        other.heard_s += away_s
+      if other.heard_s < now_s - limit_s:
+        reason = f'silent for {limit_s:.1f} s'
+        other.session.close(reason)
+        yield self.lose(shard, reason)
 
-  def silent(self, since_s: float) -> list[int]:
-    """Returns the shards that were silent since then."""
-    return [s for s, x in self.remote.items() if x.heard_s < since_s]
+  def _session_of(self, shard: int) -> ControlSession | None:
+    present = self._present.get(shard)
+    return present and present.session
 
-  def why_refused(self, hello: orders.ShardHello) -> str | None:
+  def _why_refused(self, hello: orders.ShardHello) -> str | None:
     """Returns why a shard is refused; None if it is accepted."""
-    config = self._run_spec.config
+    config, owners = self._run_spec.config, self._owners
     if hello.protocol != messages.PROTOCOL_VERSION:
       return f'protocol {hello.protocol}, not {messages.PROTOCOL_VERSION}'
     if hello.run != config.name:
       return f'run {hello.run!r}, this lead serves {config.name!r}'
-    if not 0 < hello.shard < self._owners.shards:
-      return f'shard {hello.shard}: must be in 1 … {self._owners.shards - 1}'
+    if not 0 < hello.shard < owners.shards:
+      return f'shard {hello.shard}: must be in 1 … {owners.shards - 1}'
     differing = run_config.differences(
       self._run_spec.fingerprints, hello.fingerprints
     )
     if differing:
       return f'another configuration: {differing}'
-    pieces = tuple(
-      len(self._owners.pieces(p, hello.shard))
-      for p in self._owners.of_shard(hello.shard)
-    )
-    said = (hello.versions, hello.crcs, hello.outer_versions, hello.outer_crcs)
+    own = owners.of_shard(hello.shard)
+    pieces = [len(owners.pieces(p, hello.shard)) for p in own]
     if (
-      hello.fragments != self._owners.of_shard(hello.shard)
-      or any(len(each) != len(pieces) for each in said)
-      or tuple(len(each) for each in hello.crcs) != pieces
-      or tuple(len(each) for each in hello.outer_crcs) != pieces
+      hello.fragments != own
+      or any(
+        [len(each) for each in crcs] != pieces
+        for crcs in (hello.crcs, hello.outer_crcs)
+      )
+      or not len(hello.versions) == len(hello.outer_versions) == len(own)
     ):
       return f'shard {hello.shard} speaks of other pieces than it owns'
-    older = self.remote.get(hello.shard)
+    older = self._present.get(hello.shard)
     if older is not None and older.process > hello.process:
       return f'shard {hello.shard} has a newer process than this'
     return None
 
-  def is_whole(self, fragment: int) -> bool:
-    """Returns True if all shards that own a piece of the fragment are here."""
-    owners = self._owners.of_fragment(fragment)
-    return all(not s or s in self.remote for s in owners)
-
-  def held(self, p: int, believed: bool) -> events.Held:
-    """Returns what the shards hold of a fragment, once all are here.
+  def _held(self, shard: int, p: int, believed: bool) -> events.Held:
+    """Returns what a shard holds of a fragment.
 
     Args:
       believed: a version newer than the ledger's is taken as the run's.
     """
-    found = {s: self.part_held(s, p) for s in self._owners.of_fragment(p)}
-    versions = {version for version, _ in found.values()}
+    held, here = self._present[shard].held[p]
     version, crc = self.run[p]
-    if max(versions) > version and not believed:
-      return events.Held(p, max(versions), crc, same=False)
-    least = min(versions)
-    same = True
-    if len(versions) == 1:
-      crcs = {s: crcs for s, (_, crcs) in found.items()}
-      here = payload.crc_of(self.compose(p, crcs))
-      same = least != version or crc in (None, here)
-      # The ledger was lost: it does not know the version, or not its bytes.
-      if least > version or (least == version and crc is None):
-        self.run[p] = least, here
-    return events.Held(p, least, crc if least <= version else None, same)
-
-  def part_held(self, shard: int, p: int) -> tuple[int, tuple[int, ...]]:
-    if shard:
-      return self.remote[shard].held[p]
-    model = self._lead.model
-    return model.versions()[p], model.piece_crcs(p)
-
-  def _is_here(self, fragment: int) -> bool:
-    return self._owners.of_fragment(fragment) == (0,)
-
-  def compose(
-    self, fragment: int, crcs: Mapping[int, Sequence[int]]
-  ) -> tuple[int, ...]:
-    """Returns the CRCs of a fragment's pieces in order, from those by shard."""
-    left = {shard: iter(each) for shard, each in crcs.items()}
-    return tuple(next(left[owner]) for owner in self._owners.of[fragment])
+    if held > version and not believed:
+      return events.Held(p, held, crc, same=False)
+    same = held != version or crc in (None, here)
+    # The ledger was lost: it does not know the version, or not its bytes.
+    if held > version or (held == version and crc is None):
+      self.run[p] = held, here
+    return events.Held(p, held, crc if held <= version else None, same)
 
   # Shards -------------------------------------------------------------------
 
@@ -274,79 +241,72 @@ class ShardCoordinator:
     self,
     machine: Syncer,
     session: ControlSession | None,
-    said: ShardAnswer | ShardLost,
+    said: ShardAnswer,
   ) -> Iterator[events.Event]:
     """Yields the machine's events for a shard's message.
 
     A session of None is the lead's.
     """
-    event = None
-    if session is None:
-      event = self.heard(said)
-    elif isinstance(getattr(said, 'answer', None), orders.ShardHello):
+    if isinstance(said.answer, orders.ShardHello):
       yield from self._welcome(machine, session, said.answer)
-    elif self.session_of(said.shard) is not session:
+    elif session is not self._session_of(said.shard):
       return  # It was replaced.
-    elif isinstance(said, ShardLost):
-      event = self.lose(said.shard, said.reason)
-    else:
-      event = self.heard(said)
-    if event is not None:
+    elif isinstance(said.answer, str):
+      yield self.lose(said.shard, said.answer)
+    elif (event := self.heard(said)) is not None:
       yield event
 
   def _welcome(
     self, machine: Syncer, session: ControlSession, hello: orders.ShardHello
   ) -> Iterator[events.Event]:
-    reason = self.why_refused(hello)
+    reason = self._why_refused(hello)
     if reason is not None:
       logging.warning('shard %d refused: %s', hello.shard, reason)
       session.send(messages.Refusal(reason, final=True))
       session.close(reason)
       return
-    older = self.session_of(hello.shard)
+    older = self._session_of(hello.shard)
     if older is not None:
       yield self.lose(hello.shard, 'a newer process took its place')
       older.close('a newer process took its place')
     logging.info('shard %d is here', hello.shard)
-    back = self.join(session, hello, machine.knows_less)
-    if back is not None:
-      yield back
+    yield self.join(session, hello, machine.knows_less)
 
   def join(
     self, session: ControlSession, hello: orders.ShardHello, believed: bool
-  ) -> events.Back | None:
-    """Adds a shard; returns the fragments that are now complete."""
+  ) -> events.Back:
+    """Adds a shard; returns the fragments that are here with it."""
     shard = hello.shard
-    assert shard not in self.remote, f'{shard=} is here'
-    outer = zip(hello.outer_versions, hello.outer_crcs)
-    self.remote[shard] = RemoteShard(
+    assert shard not in self._present, f'{shard=} is here'
+
+    def by_fragment(versions, crcs):
+      pairs = zip(versions, map(payload.crc_of, crcs))
+      return dict(zip(hello.fragments, pairs))
+
+    self._present[shard] = PresentShard(
+      by_fragment(hello.versions, hello.crcs),
+      by_fragment(hello.outer_versions, hello.outer_crcs),
       session,
       hello.process,
       hello.address,
       time.monotonic(),
-      dict(zip(hello.fragments, zip(hello.versions, hello.crcs))),
-      dict(zip(hello.fragments, outer)),
     )
     session.send(orders.Accepted())
     for key, known in sorted(self._addresses.items()):
       session.send(self._admission(shard, key, *known))
-    held = tuple(
-      self.held(p, believed)
-      for p in hello.fragments
-      if all(not s or s in self.remote for s in self._owners.of_fragment(p))
+    return events.Back(
+      tuple(self._held(shard, p, believed) for p in hello.fragments)
     )
-    return events.Back(held) if held else None
 
   def lose(self, shard: int, reason: str) -> events.Absent:
     """Removes a shard; orders for its fragments are given up."""
-    del self.remote[shard]
+    del self._present[shard]
     self.unsaved.discard(shard)
     fragments = self._owners.of_shard(shard)
     for number, job in list(self._jobs.items()):
       if job.fragment in fragments:
         del self._jobs[number]
-        if job.given_up is not None:
-          job.given_up(job.answers)
+        job.given_up()
     return events.Absent(fragments, f'shard {shard} is away: {reason}')
 
   # Sessions -----------------------------------------------------------------
@@ -371,8 +331,8 @@ class ShardCoordinator:
     if not admitted.addresses:
       return None
     self._addresses[key] = known
-    for shard, remote in self.remote.items():
-      remote.session.send(self._admission(shard, key, *known))
+    for shard, other in self._others.items():
+      other.session.send(self._admission(shard, key, *known))
     others = [''] * (shards - 1)
     return tuple(x for own in admitted.addresses for x in (own, *others))
 
@@ -390,58 +350,49 @@ class ShardCoordinator:
   # What the machine wants ---------------------------------------------------
 
   def pull(self, effect: events.Pull):
-    """Pulls an offer's bytes; the event comes with the last answer."""
-    handle = effect.offer.payload.handle
-    key = effect.round, effect.learner, effect.incarnation, handle
-    p = effect.offer.fragment
+    """Pulls an offer's bytes; the event comes with the answer."""
+    offer, session = effect.offer, (effect.learner, effect.incarnation)
+    key = effect.round, *session, offer.payload.handle
 
-    def done(answers: Answers):
-      self._pulled[key] = self._pulling.pop(key)
-      norms = (answer.norm for answer in answers.values())
-      return events.Pulled(*key, math.hypot(*norms))
+    def done(answer: orders.PartPulled):
+      return events.Pulled(*key, answer.norm)
 
     def failed(answer: orders.PartFailed):
-      # The other parts are of no use alone.
-      self._tell_all(orders.CancelPart(self._pulling.pop(key)))
+      del self._pulls[key]
       return events.PullFailed(*key, answer.reason, answer.unusable)
 
-    job = self._pulling[key] = self._begin(p, done, failed)
-    session = effect.learner, effect.incarnation
-    self._order(
-      job,
-      orders.PullPart(job, effect.round, *session, p, effect.offer.payload),
+    self._pulls[key] = self._begin(
+      ShardRequest(offer.fragment, done, failed),
+      lambda job: orders.PullPart(
+        job, effect.round, *session, offer.fragment, offer.payload
+      ),
     )
 
   def cancel(self, effect: events.CancelPull):
     """Cancels a pull, whatever its state."""
     key = effect.round, effect.learner, effect.incarnation, effect.handle
-    job = self._pulling.pop(key, None) or self._pulled.pop(key, None)
+    job = self._pulls.pop(key, None)
     if job is not None:
       self._jobs.pop(job, None)
       self._tell_all(orders.CancelPart(job))
 
   def merge(self, effect: events.Merge):
-    """Makes the outer step; the event comes with the last answer."""
+    """Makes the outer step; the event comes with the answer."""
     shares = effect.shares
     pulls = tuple(
-      self._pulled.pop((effect.round, s.learner, s.incarnation, s.handle))
+      self._pulls.pop((effect.round, s.learner, s.incarnation, s.handle))
       for s in shares
     )
 
-    def done(answers: Answers):
-      crcs = {s: answer.crcs for s, answer in answers.items()}
-      parts = {s: answer.part for s, answer in answers.items()}
+    def done(answer: orders.PartMerged):
       self._merged[effect.round] = CompletedOuterStep(
-        job,
-        self.compose(effect.fragment, crcs),
-        self._by_shard(parts),
+        answer.job, payload.crc_of(answer.crcs), answer.part
       )
       return events.Merged(effect.round)
 
-    job = self._begin(effect.fragment, done)
-    self._order(
-      job,
-      orders.MergePart(
+    self._begin(
+      ShardRequest(effect.fragment, done),
+      lambda job: orders.MergePart(
         job,
         effect.round,
         effect.fragment,
@@ -458,30 +409,26 @@ class ShardCoordinator:
   def install(
     self, effect: events.Publish, merged: CompletedOuterStep, here: bool
   ):
-    """Installs the lead's pieces, or has the other shards install theirs.
+    """Installs the result if the lead owns the fragment, or else has its owner
+    do so.
 
-    The lead's come first, and are the run's new version; the others follow once
-    the ledger has the close.
+    With `here` it comes first, and is the run's new version; other shards
+    follow once the ledger has the close.
     """
-    p = effect.fragment
+    p, new = effect.fragment, (effect.version, merged.crc)
     if here:
-      self.run[p] = effect.version, merged.crc
-    for shard in self._owners.of_fragment(p):
-      if (shard == 0) != here or (shard and shard not in self.remote):
-        continue
-      self._tell(shard, orders.InstallPart(merged.job, effect.round, p))
-      if shard:
-        pairs = zip(merged.crcs, self._owners.of[p])
-        own = tuple(crc for crc, owner in pairs if owner == shard)
-        remote = self.remote[shard]
-        remote.held[p] = remote.outer[p] = effect.version, own
+      self.run[p] = new
+    owner = self._owners.of[p]
+    if (owner == 0) == here and owner in self._present:
+      self._tell(owner, orders.InstallPart(merged.job, effect.round, p))
+      self._present[owner].held[p] = self._present[owner].outer[p] = new
 
   def publish(
     self,
     fragment: int,
     merged: CompletedOuterStep,
-    recipients: Iterable[tuple[int, int]],
-    done: Callable[[tuple[int, int], Payload, tuple[int, ...]], None],
+    recipients: Iterable[Key],
+    done: Callable[[Key, Payload, tuple[int, ...]], None],
   ):
     """Offers the outer update to sessions.
 
@@ -494,15 +441,19 @@ class ShardCoordinator:
       orders.Recipient(*key, next(self._handles)) for key in recipients
     )
 
-    def offered(answers: Answers):
+    def offered(hosts: Sequence[orders.HostParts] = ()):
       for each in to:
-        parts, crcs = self._by_part(each, answers, merged.parts)
+        parts, crcs = self._by_part(each, fragment, merged.part, hosts)
         found = announced_parts(each.handle, codec, parts)
         done((each.learner, each.incarnation), found, crcs)
 
     # A learner told of a dead shard's offer asks for the whole fragment.
-    job = self._begin(fragment, offered, given_up=offered)
-    self._order(job, orders.PublishPart(job, merged.job, fragment, to))
+    self._begin(
+      ShardRequest(
+        fragment, lambda answer: offered(answer.hosts), given_up=offered
+      ),
+      lambda job: orders.PublishPart(job, merged.job, fragment, to),
+    )
 
   def serve(
     self,
@@ -512,64 +463,62 @@ class ShardCoordinator:
     """Offers the full fragment to one session; calls `done` with what to tell
     it.
     """
-    key = effect.learner, effect.incarnation
-    to = orders.Recipient(*key, next(self._handles))
+    p, full = effect.fragment, self._run_spec.full
+    to = orders.Recipient(
+      effect.learner, effect.incarnation, next(self._handles)
+    )
 
-    def offered(answers: Answers):
-      whole = {s: answer.part for s, answer in answers.items()}
-      parts, crcs = self._by_part(to, answers, self._by_shard(whole))
-      codec = self._run_spec.full.name
-      done(announced_parts(to.handle, codec, parts), crcs)
+    def offered(part: Part, hosts: Sequence[orders.HostParts] = ()):
+      parts, crcs = self._by_part(to, p, part, hosts)
+      done(announced_parts(to.handle, full.name, parts), crcs)
 
-    def given_up(answers: Answers):
-      """Uses the expected byte length of each part that has not arrived."""
-      p, full = effect.fragment, self._run_spec.full
-      parts = {s: answer.part for s, answer in answers.items()}
-      for s in self._owners.of_fragment(p):
-        nbytes = payload.payload_bytes(self._owners.pieces(p, s), full)
-        parts.setdefault(s, Part(nbytes, 0))
-      found = announced_parts(to.handle, full.name, self._by_shard(parts))
-      done(found, ())
+    def given_up():
+      """Announces what nobody offers; the learner will ask again."""
+      pieces = self._run_spec.layout.fragments[p]
+      offered(Part(payload.payload_bytes(pieces, full), 0))
 
-    job = self._begin(effect.fragment, offered, given_up=given_up)
-    self._order(job, orders.ServePart(job, effect.fragment, to))
+    self._begin(
+      ShardRequest(
+        p,
+        lambda answer: offered(answer.part, answer.hosts),
+        given_up=given_up,
+      ),
+      lambda job: orders.ServePart(job, p, to),
+    )
 
   def take(self, effect: events.TakeFragment):
     """Pulls a learner's copy of a lost fragment; answers with an event."""
     p, session = effect.offered.fragment, (effect.learner, effect.incarnation)
 
-    def done(answers: Answers):
-      crcs = {s: answer.crcs for s, answer in answers.items()}
-      crc = payload.crc_of(self.compose(p, crcs))
+    def done(answer: orders.PartTaken):
+      crc = payload.crc_of(answer.crcs)
       if crc != effect.crc:
         reason = (
           f'Unusable: CRC {crc:08x} of fragment {p}, the run has '
           f'{effect.crc:08x}'
         )
         return events.FragmentFailed(p, *session, reason)
-      self._taken[p, session] = job, crcs
+      self._taken[p, session] = answer.job, crc
       return events.FragmentTaken(p, *session)
 
     def failed(answer: orders.PartFailed):
       return events.FragmentFailed(p, *session, answer.reason)
 
-    job = self._begin(p, done, failed)
-    self._order(job, orders.TakePart(job, *session, p, effect.offered.payload))
+    self._begin(
+      ShardRequest(p, done, failed),
+      lambda job: orders.TakePart(job, *session, p, effect.offered.payload),
+    )
 
   def relabel(self, effect: events.AdoptVersion):
     """Makes a donated fragment, or the one that is here, Θ_p."""
-    p = effect.fragment
-    job, crcs = (effect.taken_of and self._taken[p, effect.taken_of]) or (0, {})
+    p, owner = effect.fragment, self._owners.of[effect.fragment]
+    held = self._present[owner].held
+    job, crc = 0, held[p][1]
+    if effect.taken_of:
+      job, crc = self._taken[p, effect.taken_of]
     self._taken = {k: x for k, x in self._taken.items() if k[0] != p}
-    order = orders.GoOn(p, effect.version, job)
-    found = {}
-    for shard in self._owners.of_fragment(p):
-      self._tell(shard, order)
-      found[shard] = crcs.get(shard) or self.part_held(shard, p)[1]
-      if shard:
-        self.remote[shard].held[p] = effect.version, found[shard]
-    crc = payload.crc_of(self.compose(p, found))
-    self.run[p] = effect.version, crc
+    self._tell(owner, orders.GoOn(p, effect.version, job))
+    self.run[p] = held[p] = effect.version, crc
 
   def save(self, closed_round: int, loss: float | None, last: bool):
     """Has all other shards save a checkpoint as of a round.
@@ -578,46 +527,37 @@ class ShardCoordinator:
     disk.
     """
     losses = () if loss is None else (loss,)
-    self.unsaved = set(self.remote) if last else set()
-    for shard in self.remote:
+    self.unsaved = set(self._others) if last else set()
+    for shard in self._others:
       job = next(self._numbers)
       self._tell(shard, orders.SaveParts(job, closed_round, losses, wait=last))
 
   def collect(
-    self,
-    fragment: int,
-    done: Callable[[Mapping[int, tuple[str, Payload]]], None],
+    self, fragment: int, done: Callable[[tuple[str, Payload] | None], None]
   ):
-    """Collects a fragment's bytes from all shards but the lead.
+    """Asks another shard to offer a fragment to the lead.
 
     Args:
-      done: called with address and payload by shard; with nothing if a shard is
-        away.
+      done: called with address and payload; None: the shard is away.
     """
-    others = [s for s in self._owners.of_fragment(fragment) if s]
-    if any(s not in self.remote for s in others):
-      done({})
+    owner = self._owners.of[fragment]
+    if owner not in self._present:
+      done(None)
       return
 
-    def offered(answers: Answers):
-      full = self._run_spec.full.name
-      done(
-        {
-          s: (
-            self.remote[s].address,
-            Payload(job, full, answer.part.nbytes, answer.part.crc),
-          )
-          for s, answer in answers.items()
-        }
-      )
+    def offered(answer: orders.PartOffered):
+      part, full = answer.part, self._run_spec.full.name
+      found = Payload(answer.job, full, part.nbytes, part.crc)
+      done((self._present[owner].address, found))
 
-    job = self._begin(fragment, offered, given_up=lambda answers: done({}))
-    self._jobs[job].waiting = set(others)
-    self._order(job, orders.CollectPart(job, fragment))
+    self._begin(
+      ShardRequest(fragment, offered, given_up=lambda: done(None)),
+      lambda job: orders.CollectPart(job, fragment),
+    )
 
   def depart(self):
     """Tells all other shards that the run is over."""
-    for shard in self.remote:
+    for shard in self._others:
       self._tell(shard, orders.Depart())
 
   # Jobs ---------------------------------------------------------------------
@@ -625,8 +565,8 @@ class ShardCoordinator:
   def heard(self, said: ShardAnswer) -> events.Event | None:
     """Handles a shard's answer; returns the event for the machine, if any."""
     answer = said.answer
-    if said.shard in self.remote:
-      self.remote[said.shard].heard_s = time.monotonic()
+    if said.shard in self._present:
+      self._present[said.shard].heard_s = time.monotonic()
     match answer:
       case messages.Alive():
         return None
@@ -634,82 +574,67 @@ class ShardCoordinator:
         self.unsaved.discard(said.shard)
         return None
       case orders.Admitted():
-        self._tell_where(said.shard, answer)
+        key = answer.learner, answer.incarnation
+        if answer.addresses and key in self._addresses:
+          self._say(key, messages.ShardAt(said.shard, answer.addresses))
         return None
-    job = self._jobs.get(answer.job)
+    job = self._jobs.pop(answer.job, None)
     if job is None:
       return None  # It was given up.
     if isinstance(answer, orders.PartFailed):
-      del self._jobs[answer.job]
       return job.failed(answer)
-    job.waiting.discard(said.shard)
-    job.answers[said.shard] = answer
-    if job.waiting:
-      return None
-    del self._jobs[answer.job]
-    return job.done(job.answers)
+    return job.done(answer)
 
   def _by_part(
-    self, to: orders.Recipient, answers: Answers, whole: tuple[Part, ...]
+    self,
+    to: orders.Recipient,
+    fragment: int,
+    whole: Part,
+    hosts: Sequence[orders.HostParts],
   ) -> tuple[tuple[Part, ...], tuple[int, ...]]:
     """Returns the parts for one session, and the CRCs of its hosts' slices.
 
     Args:
-      answers: `PartOffered` by shard.
-      whole: by shard, for a learner of one host.
+      whole: for a learner of one host.
+      hosts: what is offered to learners of several hosts.
     """
-    found = {
-      shard: each
-      for shard, answer in answers.items()
-      for each in answer.hosts
-      if (each.learner, each.incarnation) == (to.learner, to.incarnation)
-    }
-    if not found:
-      return whole, ()
-    hosts = range(len(next(iter(found.values())).parts))
-    pairs = [
-      (found[s].parts[h], found[s].crcs[h]) if s in found else (NOTHING, 0)
-      for h in hosts
-      for s in range(self._owners.shards)
-    ]
-    return tuple(part for part, _ in pairs), tuple(crc for _, crc in pairs)
+    owner = self._owners.of[fragment]
 
-  def _by_shard(self, parts: Mapping[int, Part]) -> tuple[Part, ...]:
-    return tuple(parts.get(s, NOTHING) for s in range(self._owners.shards))
+    def by_shard(own, other):
+      return [own if s == owner else other for s in range(self._owners.shards)]
+
+    for each in hosts:
+      if (each.learner, each.incarnation) == (to.learner, to.incarnation):
+        pairs = zip(each.parts, each.crcs)
+        found = [x for pair in pairs for x in by_shard(pair, (NOTHING, 0))]
+        return tuple(part for part, _ in found), tuple(crc for _, crc in found)
+    return tuple(by_shard(whole, NOTHING)), ()
 
   def _admission(
-    self,
-    shard: int,
-    key: tuple[int, int],
-    addresses: Sequence[str],
-    partition: str,
+    self, shard: int, key: Key, addresses: Sequence[str], partition: str
   ) -> orders.Admit:
     own = tuple(addresses[shard :: self._owners.shards])
     return orders.Admit(*key, own, partition)
 
-  def _tell_where(self, shard: int, admitted: orders.Admitted):
-    key = admitted.learner, admitted.incarnation
-    if admitted.addresses and key in self._addresses:
-      self._say(key, messages.ShardAt(shard, admitted.addresses))
+  def _begin(self, request: ShardRequest, order: Callable[[int], object]):
+    """Orders a job of the fragment's owner; returns its number.
 
-  def _begin(self, fragment: int, done, failed=_never, given_up=None) -> int:
-    number = next(self._numbers)
-    waiting = set(self._owners.of_fragment(fragment))
-    self._jobs[number] = ShardRequest(fragment, waiting, done, failed, given_up)
-    return number
-
-  def _order(self, job: int, order):
-    for shard in sorted(self._jobs[job].waiting):
-      self._tell(shard, order)
+    Args:
+      order: takes the number.
+    """
+    job = next(self._numbers)
+    self._jobs[job] = request
+    self._tell(self._owners.of[request.fragment], order(job))
+    return job
 
   def _tell_all(self, order):
-    for shard in (0, *self.remote):
+    for shard in list(self._present):
       self._tell(shard, order)
 
   def _tell(self, shard: int, order):
     if shard:
       # If that session has just ended, the machine will hear of it.
-      self.remote[shard].session.send(order)
+      self._present[shard].session.send(order)
       return
     answer = self._lead.perform(order)
     if answer is not None:

@@ -41,13 +41,6 @@ class ShardRefused(Exception):
   """The lead refuses this process, and would refuse any other."""
 
 
-class _Lost:
-  """The session has ended."""
-
-  def __init__(self, reason: str):
-    self.reason = reason
-
-
 class ShardServer:
   """One shard, from its start to the end of the run.
 
@@ -140,7 +133,7 @@ class ShardServer:
     client = ControlClient(
       self._address,
       lambda message: self._items.put((client, message)),
-      lambda reason: self._items.put((client, _Lost(reason))),
+      lambda reason: self._items.put((client, reason)),
       access=self._access,
       heard=orders.FROM_LEAD,
     )
@@ -178,8 +171,8 @@ class ShardServer:
         if of is not client:
           continue  # From the session before.
         match item:
-          case _Lost():
-            logging.info('the lead is gone: %s', item.reason)
+          case str():  # Why the session has ended.
+            logging.info('the lead is gone: %s', item)
             return False
           case messages.Refusal():
             raise ShardRefused(item.reason)

@@ -10,23 +10,18 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 
-from absl import logging
-
 from diloco.config.run_config import RunConfig
 from diloco.metrics import ages as ages_lib
 from diloco.metrics import figures
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics import status as metrics_status
 from diloco.metrics.goodput import RunningUptime, StepRecord, Work
-from diloco.metrics.status import REFUSALS
+from diloco.metrics.status import REFUSALS, LearnerStatus
 from diloco.protocol import messages
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import Ledger
 from diloco.run import tape_events
-
-TELL_FACTOR = 2.0  # A smaller change is not worth a log line.
 
 
 @dataclasses.dataclass
@@ -136,11 +131,21 @@ class RunStats:
   def note_event(self, event: syncer_events.Event):
     """Counts an event that the machine has absorbed."""
     match event:
-      case syncer_events.Heard(message=messages.Report()):
-        self._note_report(event.learner, event.message)
-        self._note_work_done(event)
-      case syncer_events.Heard(message=messages.Offer()):
-        self._note_offer(self._rows[event.learner], event.message)
+      case syncer_events.Heard(message=messages.Report() as report):
+        self._note_report(event.learner, report)
+        if math.isfinite(report.made_s):  # Else the machine ends that session.
+          self._work.step(
+            event.learner,
+            process_of(event.incarnation),
+            report.step,
+            report.made_s,
+            report.saved_step,
+          )
+      case syncer_events.Heard(message=messages.Offer() as offer):
+        row, p = self._rows[event.learner], offer.fragment
+        row.offered_round = max(row.offered_round, offer.round)
+        if 0 <= p < len(self._versions):  # Checked by the machine.
+          row.lag_versions = self._versions[p] - offer.base_version
 
   def note_effect(
     self, effect: syncer_events.Effect, at_s: float
@@ -170,9 +175,9 @@ class RunStats:
         row.state, row.beginning = metrics_status.LIVE, effect.reason
         self._begin()
       case syncer_events.LogDecision(kind='left'):
-        in_order = _in_order(effect)
-        state = metrics_status.LEFT if in_order else metrics_status.GONE
-        self._rows[effect.learner].state = state
+        self._rows[effect.learner].state = (
+          metrics_status.LEFT if _in_order(effect) else metrics_status.GONE
+        )
       case syncer_events.LogDecision(kind=kind) if kind in REFUSALS:
         self._refused[kind] += 1
       case syncer_events.Pull():
@@ -220,11 +225,6 @@ class RunStats:
         time.monotonic(), before=self._observed_before
       )
 
-  def _note_offer(self, row: LearnerStats, offer: messages.Offer):
-    row.offered_round = max(row.offered_round, offer.round)
-    if 0 <= offer.fragment < len(self._versions):  # Checked by the machine.
-      row.lag_versions = self._versions[offer.fragment] - offer.base_version
-
   def _note_report(self, learner: int, report: messages.Report):
     row = self._rows[learner]
     steps = max(report.step - row.step, 0) if row.step else 1
@@ -241,18 +241,6 @@ class RunStats:
       self._uptime.add(
         StepRecord(learner, time.monotonic(), report.step_s, report.stall_s)
       )
-
-  def _note_work_done(self, event: syncer_events.Heard):
-    report = event.message
-    if not math.isfinite(report.made_s):
-      return  # The machine has ended that session.
-    self._work.step(
-      event.learner,
-      process_of(event.incarnation),
-      report.step,
-      report.made_s,
-      report.saved_step,
-    )
 
   def _note_merge(self, merge: syncer_events.Merge):
     self._quorum_s, self._grace_s = merge.quorum_s, merge.grace_s
@@ -285,7 +273,9 @@ class RunStats:
     if finished:
       now_s, at_s = self._closed_s or now_s, self._last_close_s or at_s
     began_s = self._began_s
+    observed_s, up_s = self._last_observed = self._observed(at_s)
     rows = sorted(self._rows.items())
+    ages = ages_lib.total(row.ages for _, row in rows)  # All that was merged.
     return metrics_status.RunStatus(
       run=self._config.name,
       time_s=time.time(),
@@ -302,7 +292,7 @@ class RunStats:
       sync_s=self._sync_s,
       elapsed_s=None if began_s is None else max(0.0, now_s - began_s),
       goodput=self._work.goodput(now_s),
-      uptime=self._uptime_until(at_s),
+      uptime=up_s / observed_s if observed_s else 0.0,
       pulls_up=self._pulls_up,
       pulls_down=self._pulls_down,
       bytes_up=sum(row.bytes_up for _, row in rows),
@@ -310,42 +300,21 @@ class RunStats:
       refused=self._refused.total(),
       finished=finished,
       learners=tuple(self._learner_status(m, row) for m, row in rows),
-      **self._ages(),
+      age_steps=ages.mean_steps,
+      old_share=ages.old_share,
     )
 
-  def _learner_status(
-    self, learner: int, row: LearnerStats
-  ) -> metrics_status.LearnerStatus:
-    return metrics_status.LearnerStatus(
+  def _learner_status(self, learner: int, row: LearnerStats) -> LearnerStatus:
+    named = (field.name for field in dataclasses.fields(row))
+    fields = {field.name for field in dataclasses.fields(LearnerStatus)}
+    return LearnerStatus(
+      **{name: getattr(row, name) for name in named if name in fields},
       learner=learner,
-      state=row.state,
-      step=row.step,
-      steps=row.steps,
-      tokens=row.tokens,
-      loss=row.loss,
-      tokens_per_s=row.tokens_per_s,
       round=row.offered_round,
-      lag_versions=row.lag_versions,
-      bytes_up=row.bytes_up,
-      bytes_down=row.bytes_down,
-      rounds=row.rounds,
       participation=figures.participation(row.rounds, self._closed_round),
-      incarnations=row.incarnations,
-      beginning=row.beginning,
       stall_share=row.stall_s / row.step_s if row.step_s else None,
-      stall_max_s=row.stall_max_s,
       age_steps=row.ages.mean_steps,
-      link_load=row.link_load,
     )
-
-  def _ages(self) -> dict[str, float | None]:
-    """Returns age statistics over everything that was merged."""
-    merged = ages_lib.total(row.ages for row in self._rows.values())
-    return {'age_steps': merged.mean_steps, 'old_share': merged.old_share}
-
-  def _uptime_until(self, now_s: float) -> float:
-    observed_s, up_s = self._last_observed = self._observed(now_s)
-    return up_s / observed_s if observed_s else 0.0
 
   def _observed(self, now_s: float) -> tuple[float, float]:
     """Returns the time since the first learner was ready, and how much of it at
@@ -358,23 +327,3 @@ class RunStats:
 
 def _in_order(left: syncer_events.LogDecision) -> bool:
   return left.reason.startswith('goodbye')
-
-
-class SilenceLimits:
-  """The limits last logged, by learner; for one thread."""
-
-  def __init__(self, machine: Syncer):
-    self._machine = machine
-    self._told_s: dict[int, float] = {}
-
-  def note_event(self, event):
-    """Logs the limits that an event has changed; a step may change them."""
-    if not isinstance(getattr(event, 'message', None), messages.Report):
-      return
-    learner = event.learner
-    limit_s = self._machine.silence_max_s(learner)
-    told_s = self._told_s.get(learner, 0.0)
-    if limit_s is None or 1 / TELL_FACTOR <= told_s / limit_s <= TELL_FACTOR:
-      return
-    self._told_s[learner] = limit_s
-    logging.info('time-out: learner %d may be silent %.1f s', learner, limit_s)

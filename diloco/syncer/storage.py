@@ -32,32 +32,79 @@ class NotKept(Exception):
   """The process has to stop, and the disk has not taken the last close."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-  """The state that a process of the syncer starts from.
+class StatesDisk:
+  """One process's checkpoints of its fragments; only it may write there.
+
+  Args:
+    model: Θ; takes what a checkpoint has.
+    sync: True if a written ledger has to survive a loss of power.
 
   Attributes:
-    machine: a new one, or one restored from the ledger.
-    ended: True if the run is over already.
-    versions: version of each fragment that is here; learners may have newer
-      ones.
-    crcs: CRCs of their bytes.
-    published: the tape line of the last close; None: there was none.
-    run_versions: version of each fragment, from the ledger.
-    run_crcs: CRCs of their bytes.
+    saved_round: the last round that is in a checkpoint of this process.
   """
 
-  machine: Syncer
-  ended: bool
-  versions: tuple[int, ...]
-  crcs: tuple[int, ...]
-  published: dict | None
-  run_versions: tuple[int, ...]
-  run_crcs: tuple[int | None, ...]
+  def __init__(
+    self,
+    run_spec: RunSpec,
+    folder: pathlib.Path,
+    model: OuterState,
+    sync: bool = False,
+  ):
+    checkpoint = run_spec.config.checkpoint
+    self._folder = folder
+    self._model = model
+    self._identity = {**run_spec.fingerprints, 'name': run_spec.config.name}
+    self._records = SyncerRecords(
+      folder,
+      keep_latest=checkpoint.keep_latest,
+      keep_best=checkpoint.keep_best,
+      every_rounds=checkpoint.syncer_every_rounds,
+      say=logging.warning,
+      sync=sync,
+    )
+    self.saved_round = 0
+
+  def occupy(self):
+    """Locks the folder; call it first. See `SyncerRecords.occupy`."""
+    self._records.occupy()
+
+  def close(self):
+    """Waits for the save in progress."""
+    self._records.close(CLOSE_S)
+
+  def _same_run(self, begun: dict) -> dict:
+    """Returns the fingerprints that a run begun with these has now.
+
+    Raises:
+      BrokenRecord: it is another run than this.
+    """
+    theirs = run_config.extended(self._identity, begun)
+    if differing := run_config.differences(self._identity, theirs):
+      raise BrokenRecord(f'{self._folder} is of another run: {differing}')
+    return theirs
+
+  def _restore(self) -> dict[int, int]:
+    """Restores what is here from a checkpoint; returns its versions, by
+    fragment.
+    """
+    owned = self._model.owned
+    found = self._records.restore([self._model.template(p) for p in owned])
+    if found is None:
+      return {}
+    for p, state in zip(owned, found[1]):
+      self._model.restore(p, state)
+    return dict(zip(owned, found[0]))
+
+  def _save(self, closed_round: int, loss: float | None, record=None):
+    """Starts to save all fragments as they are."""
+    owned = self._model.owned
+    states = [self._model.state(p) for p in owned]
+    if self._records.save(closed_round, states, loss, owned, record):
+      self.saved_round = closed_round
 
 
-class SyncerDisk:
-  """One run's ledger and checkpoints of Θ; only this process may write there.
+class SyncerDisk(StatesDisk):
+  """One run's ledger and checkpoints.
 
   Args:
     model: Θ; takes what a checkpoint has.
@@ -65,7 +112,9 @@ class SyncerDisk:
     stop: set when the process has to leave; None: never.
 
   Attributes:
-    saved_round: the last round that is in a checkpoint of this process.
+    crcs: CRC of every fragment at the ledger's versions, after `begin`; None:
+      unknown.
+    published: the tape line of the last close; None: there was none.
     final_crcs: CRCs of the result, by fragment, once the run has ended.
     total_steps: the length of the run.
   """
@@ -78,43 +127,22 @@ class SyncerDisk:
     stats: RunStats,
     stop: threading.Event | None = None,
   ):
+    config = run_spec.config
+    super().__init__(run_spec, workdir.syncer, model, config.checkpoint.fsync)
     self._run_spec = run_spec
-    self._folder = workdir.syncer
     self._summary = workdir.summary
-    self.total_steps = run_spec.config.protocol.total_steps
-    self._model = model
+    self.total_steps = config.protocol.total_steps
     self._stats = stats
     self._stop = stop or threading.Event()
-    checkpoint = run_spec.config.checkpoint
-    self._records = SyncerRecords(
-      workdir.syncer,
-      keep_latest=checkpoint.keep_latest,
-      keep_best=checkpoint.keep_best,
-      every_rounds=checkpoint.syncer_every_rounds,
-      say=logging.warning,
-      sync=checkpoint.fsync,
-    )
-    config = run_spec.config
-    self._identity = {**run_spec.fingerprints, 'name': config.name}
-    owners, own = run_spec.owners, model.owned
-    self._owned = own
-    # If other shards own pieces, too, they report what they hold.
-    self._away = tuple(
-      p
-      for p in range(config.protocol.fragments)
-      if owners.of_fragment(p) != (0,)
-    )
-    self.saved_round = 0
+    # Other shards report what they hold.
+    self._away = tuple(p for p, owner in enumerate(run_spec.owners.of) if owner)
     self.final_crcs: tuple[int, ...] | None = None
-    self._published: dict | None = None
+    self.crcs: tuple[int | None, ...] = ()
+    self.published: dict | None = None
     self._kept: tuple | None = None  # The ledger's last contents.
 
-  def occupy(self):
-    """Locks the folder; call it first. See `SyncerRecords.occupy`."""
-    self._records.occupy()
-
-  def begin(self) -> Found:
-    """Starts a new run, or resumes the one in this folder.
+  def begin(self) -> Syncer:
+    """Returns the machine of a new run, or of the one in this folder.
 
     Raises:
       BrokenRecord: the folder can't be read, or belongs to another run.
@@ -123,21 +151,24 @@ class SyncerDisk:
     run = config.protocol, config.name, self._run_spec.fingerprints
     found = self._records.read_ledger()
     if found is None:
-      versions = (0,) * config.protocol.fragments
-      machine = Syncer(*run, self._away)
-      crcs = self._initial_crcs()
-      own = self._model.crcs()
-      return Found(machine, False, versions, own, None, versions, crcs)
+      self.crcs = self._initial_crcs()
+      return Syncer(*run, self._away)
     begun = found[1]['fingerprints']
-    theirs = run_config.extended(self._identity, begun)
-    if differing := run_config.differences(self._identity, theirs):
-      raise BrokenRecord(f'{self._folder} is of another run: {differing}')
-    held, states = self._read_fragments()
+    theirs = self._same_run(begun)
+    restored = self._restore()
+    held = tuple(restored.get(p, 0) for p in range(config.protocol.fragments))
     # Values from a checkpoint that turned out to be broken do not count.
     ledger, counts, crcs = self._records.read_ledger() or found
     if theirs != begun:
       ledger = self._extended(ledger)
-    self._restore_fragments(ledger, held, states)
+    newer = [p for p in restored if held[p] > ledger.versions[p]]
+    if newer:
+      p = newer[0]
+      raise BrokenRecord(
+        f'{self._folder}: the checkpoint has version {held[p]} of fragment '
+        f'{p}, the ledger only {ledger.versions[p]}, and there is none within '
+        'the checkpoint'
+      )
     self._stats.resume(ledger, counts['board'])
     logging.info(
       'resumed after round %d at step %d; versions %s, here %s',
@@ -146,18 +177,9 @@ class SyncerDisk:
       ledger.versions,
       held,
     )
-    machine = Syncer.resume(*run, ledger, held, crcs, self._away)
-    self._published = counts['published']
+    self.crcs, self.published = crcs, counts['published']
     self.final_crcs = crcs if ledger.ended else None
-    return Found(
-      machine,
-      ledger.ended,
-      held,
-      self._model.crcs(),
-      self._published,
-      ledger.versions,
-      crcs,
-    )
+    return Syncer.resume(*run, ledger, held, crcs, self._away)
 
   def _extended(self, ledger: Ledger) -> Ledger:
     """Returns the ledger of a run that goes on, though it was to end there."""
@@ -175,34 +197,6 @@ class SyncerDisk:
     layout = self._run_spec.layout
     return tuple(map(payload.crc, initial, layout.fragments))
 
-  def _read_fragments(self) -> tuple[tuple[int, ...], dict]:
-    """Returns the versions of all fragments, and the states of those here."""
-    fragments = self._owned
-    restored = self._records.restore(
-      [self._model.template(p) for p in fragments]
-    )
-    held = [0] * self._run_spec.config.protocol.fragments
-    if restored is None:
-      return tuple(held), {}
-    for p, version in zip(fragments, restored[0]):
-      held[p] = version
-    return tuple(held), dict(zip(fragments, restored[1]))
-
-  def _restore_fragments(
-    self, ledger: Ledger, versions: tuple[int, ...], states: dict
-  ):
-    fragments = tuple(states)
-    newer = [p for p in fragments if versions[p] > ledger.versions[p]]
-    if newer:
-      p = newer[0]
-      raise BrokenRecord(
-        f'{self._folder}: the checkpoint has version {versions[p]} of '
-        f'fragment {p}, the ledger only {ledger.versions[p]}, and there is '
-        f'none within the checkpoint'
-      )
-    for p in fragments:
-      self._model.restore(p, states[p])
-
   def keep(
     self,
     ledger: Ledger,
@@ -219,7 +213,7 @@ class SyncerDisk:
       crcs: CRC of every fragment at the ledger's versions.
       published: the tape line of the close; None: unchanged.
     """
-    self._published = published or self._published
+    self.published = published or self.published
     if ledger.ended:
       self.save_last(ledger, crcs)
       self._records.wait(CLOSE_S)
@@ -239,7 +233,7 @@ class SyncerDisk:
     """
     if ledger.ended and self.final_crcs is None:
       self.final_crcs = crcs
-    kept = ledger, crcs, self._published
+    kept = ledger, crcs, self.published
     if kept == self._kept:
       return  # The run ends with its last round.
     waits, began_s = False, time.monotonic()
@@ -268,20 +262,15 @@ class SyncerDisk:
     return {
       'fingerprints': self._identity,
       'board': self._stats.counts(),
-      'published': self._published,
+      'published': self.published,
     }
 
   def save(self, ledger: Ledger, crcs: tuple[int | None, ...]):
     """Starts to save all fragments as they are now, unless they are saved."""
     if ledger.closed_round == self.saved_round:
       return
-    states = [self._model.state(p) for p in self._owned]
-    loss = self._stats.mean_loss()
     record = ledger, self._counts(), crcs
-    if self._records.save(
-      ledger.closed_round, states, loss, self._owned, record
-    ):
-      self.saved_round = ledger.closed_round
+    self._save(ledger.closed_round, self._stats.mean_loss(), record)
 
   def save_last(self, ledger: Ledger, crcs: tuple[int | None, ...]):
     """Saves all fragments for a process that leaves, after the save in
@@ -290,73 +279,37 @@ class SyncerDisk:
     self._records.wait(CLOSE_S)
     self.save(ledger, crcs)
 
-  def close(self):
-    """Waits for the save in progress."""
-    self._records.close(CLOSE_S)
 
+class ShardDisk(StatesDisk):
+  """The checkpoints of a shard that does not lead.
 
-# The checkpoints of a shard that does not lead.
-#
-# There is no ledger: the lead knows which versions the run has. What is here
-# may be older, and is then recovered from learners.
-
-
-class ShardDisk:
-  """One shard's checkpoints.
+  There is no ledger: the lead knows which versions the run has. What is here
+  may be older, and is then recovered from learners.
 
   Raises:
     BrokenRecord: the folder belongs to another run, or to another live process.
   """
 
   def __init__(self, run_spec: RunSpec, workdir: Workdir, shard: Shard):
-    checkpoint = run_spec.config.checkpoint
-    self._shard = shard
-    self._saved_round = 0
     folder = workdir.syncer_shard(shard.shard)
-    self._records = SyncerRecords(
-      folder,
-      keep_latest=checkpoint.keep_latest,
-      keep_best=checkpoint.keep_best,
-      every_rounds=checkpoint.syncer_every_rounds,
-      say=logging.warning,
-    )
-    self._records.occupy()
-    identity = {**run_spec.fingerprints, 'name': run_spec.config.name}
+    super().__init__(run_spec, folder, shard.model)
+    self.occupy()
     path = folder / IDENTITY
     found = _read_identity(path)
-    if found is None:
-      files.write_json(path, identity)
-    elif differing := run_config.differences(
-      identity, run_config.extended(identity, found)
-    ):
-      raise BrokenRecord(f'{folder} is of another run: {differing}')
-    elif identity != found:
-      files.write_json(path, identity)
+    if found is not None:
+      self._same_run(found)
+    if found != self._identity:
+      files.write_json(path, self._identity)
     self._restore()
-
-  def _restore(self):
-    model = self._shard.model
-    found = self._records.restore([model.template(p) for p in model.owned])
-    if found is None:
-      return
-    for p, state in zip(model.owned, found[1]):
-      model.restore(p, state)
 
   def save(self, closed_round: int, loss: float | None, wait: bool):
     """Starts to save all pieces as they are; with `wait`, finishes it."""
-    if closed_round > self._saved_round:
-      model = self._shard.model
-      states = [model.state(p) for p in model.owned]
-      if wait:
-        self._records.wait(CLOSE_S)
-      if self._records.save(closed_round, states, loss, model.owned):
-        self._saved_round = closed_round
     if wait:
       self._records.wait(CLOSE_S)
-
-  def close(self):
-    """Waits for the save in progress."""
-    self._records.close(CLOSE_S)
+    if closed_round > self.saved_round:
+      self._save(closed_round, loss)
+    if wait:
+      self._records.wait(CLOSE_S)
 
 
 def _read_identity(path: pathlib.Path) -> dict | None:

@@ -33,9 +33,6 @@ class ControlClient:
     heard: the kinds of messages that may come: the syncer's to a learner, or
       the lead's to a shard.
 
-  Attributes:
-    bytes_sent, bytes_received: message bytes passed to and from gRPC.
-
   Raises:
     addresses.BadAddress: `address` is not host:port.
   """
@@ -49,8 +46,6 @@ class ControlClient:
     access: auth.Access = auth.OPEN,
     heard: tuple[type, ...] = messages.FROM_SYNCER,
   ):
-    self.bytes_sent = 0
-    self.bytes_received = 0
     self._address = address
     self._host, self._port = sockets.split(address)
     self._on_message = on_message
@@ -87,10 +82,10 @@ class ControlClient:
       ) from error
     channel = control_channel.channel(
       sockets.join(host, self._port),
-      message_bytes_max=self._limits.message_bytes_max,
+      message_bytes_max=wire.MESSAGE_BYTES_MAX,
       access=self._access,
       tls_name=self._host,
-      options=self._limits.channel_options(),
+      options=control_channel.KEEPALIVE,
     )
     converse = channel.stream_stream(control_channel.METHOD)
     self._call = converse(self._bodies(), metadata=self._access.shown())
@@ -146,7 +141,6 @@ class ControlClient:
   def _bodies(self) -> Iterator[bytes]:
     """Yields the queued messages on gRPC's thread, until the outbox ends."""
     while (body := self._outbox.take()) is not None:
-      self.bytes_sent += len(body)
       yield body
 
   def _read(self, channel: grpc.Channel) -> None:
@@ -173,7 +167,6 @@ class ControlClient:
       self._answered.set()
     try:
       for body in self._call:
-        self.bytes_received += len(body)
         message = wire.decode(body, self._heard, self._address)
         self._on_message(message)
     except wire.MalformedMessage as error:

@@ -2,11 +2,11 @@
 """The syncer's server of the control plane: a stream for each learner."""
 
 import collections
-import dataclasses
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import grpc
 
@@ -53,15 +53,12 @@ class ControlSession:
 
   Attributes:
     peer: the other side's address, as gRPC writes it.
-    bytes_sent, bytes_received: message bytes passed to and from gRPC.
   """
 
   def __init__(
     self, context: grpc.ServicerContext, limits: control_channel.ControlLimits
   ):
     self.peer = context.peer()
-    self.bytes_sent = 0
-    self.bytes_received = 0
     self._context = context
     self._limits = limits
     self._outbox = Outbox(limits.outgoing_max)
@@ -120,7 +117,6 @@ class ControlSession:
         continue
       if body is None:
         break
-      self.bytes_sent += len(body)
       yield body
     self._giving_up.cancel()
     if self._end is not None:
@@ -139,7 +135,6 @@ class ControlSession:
     cause, reason = 'left', 'the learner ended the stream'
     try:
       for body in requests:
-        self.bytes_received += len(body)
         message = self._judged(body)
         count(None)
         on_message(self, message)
@@ -159,12 +154,6 @@ class ControlSession:
     if self._end is not None:
       raise wire.MalformedMessage(
         'too late', f'from {self.peer}: after the end'
-      )
-    if len(body) > self._limits.message_bytes_max:
-      raise wire.MalformedMessage(
-        'oversized',
-        f'from {self.peer}: {len(body)} bytes, at most '
-        f'{self._limits.message_bytes_max}',
       )
     message = wire.decode(body, self._allowed, self.peer)
     hello = type(message) in _FOLLOWING
@@ -201,17 +190,11 @@ def abort(context: grpc.ServicerContext, cause: str, reason: str) -> None:
     context.abort(code, reason[:_REASON_CHARS_MAX])
 
 
-@dataclasses.dataclass(frozen=True)
-class MessageCounts:
-  """Counts of accepted and of refused messages, by flaw.
+class MessageCounts(NamedTuple):
+  """Counts of messages."""
 
-  Attributes:
-    accepted: messages passed to `on_message`.
-    refused: the others, by flaw (`wire.FLAWS`).
-  """
-
-  accepted: int
-  refused: Mapping[str, int]
+  accepted: int  # Passed to `on_message`.
+  refused: Mapping[str, int]  # By flaw, see `wire.FLAWS`.
 
 
 class ControlServer(grpc.GenericRpcHandler):
@@ -251,10 +234,10 @@ class ControlServer(grpc.GenericRpcHandler):
       bind,
       self,
       workers_max=limits.sessions_max + _SPARE_WORKERS,
-      message_bytes_max=limits.message_bytes_max + _OVERSIZED_BYTES,
+      message_bytes_max=wire.MESSAGE_BYTES_MAX + _OVERSIZED_BYTES,
       access=access,
       options=(
-        *limits.channel_options(),
+        *control_channel.KEEPALIVE,
         ('grpc.http2.min_ping_interval_without_data_ms', 1_000),
       ),
     )
@@ -293,7 +276,8 @@ class ControlServer(grpc.GenericRpcHandler):
   def _converse(
     self, requests: Iterator[bytes], context: grpc.ServicerContext
   ) -> Iterator[bytes]:
-    self._check_token(context)
+    if not self._access.admits(context.invocation_metadata()):
+      self._refuse(context, 'token', 'the token is missing or wrong')
     session = ControlSession(context, self._limits)
     reader = threading.Thread(
       target=self._read, args=(session, requests), name='control session'
@@ -343,10 +327,6 @@ class ControlServer(grpc.GenericRpcHandler):
         self._ended[cause] += 1
       if session.greeted:
         self._on_closed(session, reason)
-
-  def _check_token(self, context: grpc.ServicerContext) -> None:
-    if not self._access.admits(context.invocation_metadata()):
-      self._refuse(context, 'token', 'the token is missing or wrong')
 
   def _refuse(
     self, context: grpc.ServicerContext, cause: str, reason: str

@@ -18,14 +18,17 @@ The contract, which every implementation passes (`tests/transport`):
 """
 
 import threading
+import time
 from typing import Protocol
 
 import numpy as np
 
 from diloco.numerics import native
 from diloco.protocol.messages import Payload
+from diloco.transport import sockets
 
 PAYLOAD_BYTES_MAX = 1 << 36  # Larger announcements are not believed.
+PROBE_S = 1.0
 HANDLE_MAX = (1 << 60) - 1  # Two uuids of 63 bits fit above it.
 
 
@@ -99,25 +102,20 @@ class DataPlane(Protocol):
     """Closes every publisher and fetcher, and what they share."""
 
 
-class Endpoint(Protocol):
-  """A publisher or a fetcher."""
-
-  def close(self) -> None:
-    """Frees it; idempotent."""
-
-
 class OpenEnds:
   """A thread-safe set of open ends; closed ones leave it."""
 
   def __init__(self):
     self._lock = threading.Lock()
-    self._ends: set[Endpoint] = set()
+    self._ends: set[Publisher | Fetcher] = set()
 
-  def add(self, end: Endpoint) -> None:
+  def add(self, end):
+    """Returns `end`, after adding it."""
     with self._lock:
       self._ends.add(end)
+    return end
 
-  def discard(self, end: Endpoint) -> None:
+  def discard(self, end: Publisher | Fetcher) -> None:
     with self._lock:
       self._ends.discard(end)
 
@@ -127,6 +125,24 @@ class OpenEnds:
       ends = list(self._ends)
     for end in ends:
       end.close()
+
+
+def probe(address: sockets.PublisherAddress, deadline: float) -> None:
+  """Connects to a publisher's port, and disconnects.
+
+  Raises:
+    Unreachable: no process listens there.
+    TimedOut: no connection was accepted before the deadline, or in `PROBE_S`.
+  """
+  left_s = max(0.001, deadline - time.monotonic())
+  try:
+    sockets.probe(address.host, address.port, min(PROBE_S, left_s))
+  except TimeoutError as error:
+    raise TimedOut(f'{address.endpoint} accepted no connection') from error
+  except OSError as error:
+    raise Unreachable(
+      f'no process listens at {address.endpoint}: {error}'
+    ) from error
 
 
 def check_offer(handle: int, data: np.ndarray) -> None:

@@ -28,7 +28,6 @@ CHUNK_BYTES = 1 << 20
 MESSAGE_BYTES_MAX = CHUNK_BYTES + 1024
 WORKERS_MAX = 64  # For a process that sends to few others.
 PULLS_PER_PUBLISHER_MAX = 4  # A stalled peer must not take every worker.
-PROBE_S = 1.0
 _METHOD = '/diloco.DataPlane/Pull'
 _PUBLISHER_KEY, _HANDLE_KEY = 'diloco-outlet', 'diloco-handle'
 _HANDLE = re.compile(r'[0-9]{1,19}')
@@ -169,24 +168,13 @@ class GrpcFetcher:
       case grpc.StatusCode.RESOURCE_EXHAUSTED:
         return data_plane.TimedOut(f'{origin} is busy: {text}')
       case grpc.StatusCode.UNAVAILABLE if not filled:
-        return self._unavailable(text, deadline)
+        # Distinguishes a dead peer from one that only cut this connection.
+        try:
+          data_plane.probe(self._address, deadline)
+        except data_plane.TransferFailed as failed:
+          return failed
+        return data_plane.PeerLost(f'{origin} cut the connection: {text}')
     return data_plane.PeerLost(f'{origin} after {filled} bytes: {code} {text}')
-
-  def _unavailable(
-    self, text: str, deadline: float
-  ) -> data_plane.TransferFailed:
-    """Distinguishes a dead peer from one that only cut this connection."""
-    origin = self._address.endpoint
-    left_s = max(0.001, deadline - time.monotonic())
-    try:
-      sockets.probe(
-        self._address.host, self._address.port, min(PROBE_S, left_s)
-      )
-    except TimeoutError:
-      return data_plane.TimedOut(f'{origin} accepted no connection')
-    except OSError as error:
-      return data_plane.Unreachable(f'no process listens at {origin}: {error}')
-    return data_plane.PeerLost(f'{origin} cut the connection: {text}')
 
 
 class GrpcPlane(grpc.GenericRpcHandler):
@@ -195,13 +183,11 @@ class GrpcPlane(grpc.GenericRpcHandler):
 
   Args:
     host: IP literal or name of the interface that peers connect to.
-    port: 0 for a free one; raises `control_channel.BindFailed` if it is taken.
   """
 
   def __init__(
     self,
     host: str,
-    port: int = 0,
     access: auth.Access = auth.OPEN,
     workers_max: int = WORKERS_MAX,
   ):
@@ -210,7 +196,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
     self._fetchers = data_plane.OpenEnds()
     self._access = access
     self._server = control_channel.ListeningServer(
-      sockets.join(sockets.routable(host), port),
+      sockets.join(sockets.routable(host), 0),
       self,
       workers_max=workers_max,
       message_bytes_max=MESSAGE_BYTES_MAX,
@@ -234,9 +220,7 @@ class GrpcPlane(grpc.GenericRpcHandler):
 
   def fetcher(self, address: str) -> GrpcFetcher:
     parsed = sockets.parse_publisher(address, SCHEME).resolved()
-    fetcher = GrpcFetcher(parsed, self._access, self._fetchers)
-    self._fetchers.add(fetcher)
-    return fetcher
+    return self._fetchers.add(GrpcFetcher(parsed, self._access, self._fetchers))
 
   def forget(self, token: str) -> None:
     """Removes a closed publisher from the table."""

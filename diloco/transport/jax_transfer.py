@@ -40,7 +40,6 @@ from diloco.transport import data_plane, sockets
 SCHEME = 'jax_transfer'
 CHUNK_BYTES = 4 << 20  # Measured: fastest from 16 MiB up; bounds staging.
 COPIES_MAX = 8
-PROBE_S = 1.0
 CLOSE_S = 1.0
 TOMBSTONE_S = 30.0  # How long a withdrawn handle is remembered.
 SWEEP_S = 3600.0  # Only tidies the peer's table; clocks may differ by less.
@@ -172,7 +171,7 @@ class JaxFetcher:
 
   def pull(self, payload: Payload, timeout_s: float) -> np.ndarray:
     deadline = time.monotonic() + timeout_s
-    origin = str(self._address.endpoint)
+    origin = self._address.endpoint
     data_plane.check_request(payload, origin)
     size_uuid, data_uuid = _uuids(self._address.token, payload.handle)
     connection = self._connection(deadline)
@@ -204,19 +203,7 @@ class JaxFetcher:
         )
       if self._idle:
         return self._idle.pop()
-    left_s = max(0.001, deadline - time.monotonic())
-    try:
-      sockets.probe(
-        self._address.host, self._address.port, min(PROBE_S, left_s)
-      )
-    except TimeoutError as error:
-      raise data_plane.TimedOut(
-        f'{self._address.endpoint} accepted no connection'
-      ) from error
-    except OSError as error:
-      raise data_plane.Unreachable(
-        f'no process listens at {self._address.endpoint}: {error}'
-      ) from error
+    data_plane.probe(self._address, deadline)
     return self._own.transfer.connect(self._address.endpoint)
 
   def _fetch(
@@ -247,11 +234,8 @@ class JaxFetcher:
 
   def _poison(self, connection) -> None:
     """Makes the library give up everything it waits for."""
-    if hasattr(connection, '_poison_connection'):
-      with contextlib.suppress(jax.errors.JaxRuntimeError):  # Dead already.
-        connection._poison_connection()
-    else:  # This cuts the fetcher's other pulls, too; they fail as PeerLost.
-      sockets.shut_connected(self._address.host, self._address.port)
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # Dead already.
+      connection._poison_connection()
 
 
 def _named(error: Exception, origin: str) -> data_plane.TransferFailed:
@@ -278,15 +262,11 @@ class JaxTransferPlane:
     self._ends = data_plane.OpenEnds()
 
   def publisher(self, peer: str) -> JaxPublisher:
-    publisher = JaxPublisher(self._host, self._ends)
-    self._ends.add(publisher)
-    return publisher
+    return self._ends.add(JaxPublisher(self._host, self._ends))
 
   def fetcher(self, address: str) -> JaxFetcher:
     parsed = sockets.parse_publisher(address, SCHEME).resolved()
-    fetcher = JaxFetcher(self._own, parsed, self._ends)
-    self._ends.add(fetcher)
-    return fetcher
+    return self._ends.add(JaxFetcher(self._own, parsed, self._ends))
 
   def close(self) -> None:
     self._ends.close_all()

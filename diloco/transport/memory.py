@@ -94,18 +94,14 @@ class MemoryPlane:
     self._ends = data_plane.OpenEnds()
 
   def publisher(self, peer: str) -> MemoryPublisher:
-    publisher = MemoryPublisher(self._network, peer, self._ends)
-    self._ends.add(publisher)
-    return publisher
+    return self._ends.add(MemoryPublisher(self._network, peer, self._ends))
 
   def fetcher(self, address: str) -> MemoryFetcher:
     if not address.startswith(f'{SCHEME}://'):
       raise sockets.BadAddress(
         f'address {address!r}: must start with {SCHEME}://'
       )
-    fetcher = MemoryFetcher(self._network, address, self._ends)
-    self._ends.add(fetcher)
-    return fetcher
+    return self._ends.add(MemoryFetcher(self._network, address, self._ends))
 
   def close(self) -> None:
     self._ends.close_all()

@@ -19,23 +19,17 @@ class PlaneKind:
   Attributes:
     make: takes host, access and the number of pulls that are served at a time,
       and returns the plane; imports what the plane needs.
-    encrypted: True if TLS protects its bytes, where credentials are given.
-    authenticated: True if it checks the credentials of peers; False: it accepts
-      every peer.
+    guarded: True if it checks the credentials of peers, and TLS protects its
+      bytes, where credentials are given: it may listen where strangers could
+      connect. False: it accepts every peer.
     between_processes: True if a configuration may name it.
     threads_min: CPU threads without which its transfers starve.
   """
 
   make: 'Callable[[str, auth.Access, int | None], data_plane.DataPlane]'
-  encrypted: bool = False
-  authenticated: bool = False
+  guarded: bool = False
   between_processes: bool = True
   threads_min: int = 1
-
-  @property
-  def guarded(self) -> bool:
-    """True if it may listen where strangers could connect."""
-    return self.encrypted and self.authenticated
 
 
 def _jax_transfer(host, access, workers_max):
@@ -62,7 +56,7 @@ def _memory(host, access, workers_max):
 PLANES = {
   # XLA's pool runs steps first; on one thread no transfer gets its turn.
   'jax_transfer': PlaneKind(_jax_transfer, threads_min=2),
-  'grpc': PlaneKind(_grpc, encrypted=True, authenticated=True),
+  'grpc': PlaneKind(_grpc, guarded=True),
   'memory': PlaneKind(_memory, between_processes=False),
 }
 CONFIGURABLE = tuple(
@@ -82,8 +76,7 @@ def make_plane(
   Args:
     host: IP literal or name of the interface that peers connect to; ignored by
       'memory'.
-    access: credentials of peers; a plane that is not authenticated accepts
-      every peer. None: no credentials.
+    access: credentials of peers, for a guarded plane. None: no credentials.
     workers_max: pulls that the plane serves concurrently, if it has a limit.
 
   Raises:

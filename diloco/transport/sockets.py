@@ -15,9 +15,9 @@ import re
 import secrets
 import socket
 import struct
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 _HOST_PORT = re.compile(r'^(?:\[([^\[\]]+)\]|([^\[\]:/\s]+)):(\d{1,5})$')
 _TOKEN = re.compile(r'^[0-9a-f]{16,64}$')
@@ -257,17 +257,6 @@ def shut_accepted(ports: set[int]) -> int:
   return count
 
 
-def shut_connected(host: str, port: int) -> int:
-  """Shuts the connections that lead to `host:port`; returns their number."""
-  count = 0
-  for _, found in tcp_sockets():
-    with contextlib.suppress(OSError):  # Not connected, or shut already.
-      if found.getpeername()[:2] == (host, port):
-        found.shutdown(socket.SHUT_RDWR)
-        count += 1
-  return count
-
-
 def is_listening(found: socket.socket) -> bool:
   """Returns True if the socket waits for connections."""
   return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
@@ -325,8 +314,7 @@ def _end_one(number: int, timeout_s: float) -> bool:
 # "bytes per parameter" is measured on the wire.
 
 
-@dataclasses.dataclass(frozen=True)
-class SocketBytes:
+class SocketBytes(NamedTuple):
   """TCP payload bytes, acknowledged by the other side or received."""
 
   sent: int
@@ -337,43 +325,26 @@ class SocketMeter:
   """Totals over all sockets seen since its creation, closed ones included.
 
   A socket that closes keeps what it had when last sampled, so sample at least
-  once before each close that matters. Thread-safe.
+  once before each close that matters. Thread-safe; Linux only.
   """
 
   def __init__(self):
-    _require_linux()
     self._lock = threading.Lock()
     self._open = _per_socket()
-    # Totals of the sockets that are closed by now.
-    self._sent = self._received = 0
-    self._start = self._total()
+    # Of the sockets that are closed by now, less what was there at the start.
+    self._closed = SocketBytes(*(-x for x in _total(self._open.values())))
 
   def sample(self) -> SocketBytes:
     """Samples the sockets; returns the totals since the start."""
     with self._lock:
-      now = _per_socket()
-      for inode in self._open.keys() - now.keys():
-        self._sent += self._open[inode].sent
-        self._received += self._open[inode].received
-      self._open = now
-      total = self._total()
-    return SocketBytes(
-      total.sent - self._start.sent, total.received - self._start.received
-    )
-
-  def _total(self) -> SocketBytes:
-    seen = self._open.values()
-    return SocketBytes(
-      self._sent + sum(s.sent for s in seen),
-      self._received + sum(s.received for s in seen),
-    )
+      before, self._open = self._open, _per_socket()
+      gone = (before[inode] for inode in before.keys() - self._open.keys())
+      self._closed = _total((self._closed, *gone))
+      return _total((self._closed, *self._open.values()))
 
 
-def socket_bytes() -> SocketBytes:
-  """Returns totals over the TCP sockets that are open now."""
-  _require_linux()
-  seen = _per_socket().values()
-  return SocketBytes(sum(s.sent for s in seen), sum(s.received for s in seen))
+def _total(counts: Iterable[SocketBytes]) -> SocketBytes:
+  return SocketBytes(*map(sum, zip((0, 0), *counts)))
 
 
 def _per_socket() -> dict[int, SocketBytes]:
@@ -391,11 +362,3 @@ def _per_socket() -> dict[int, SocketBytes]:
       )
     counts[inode] = SocketBytes(*struct.unpack_from('=QQ', info, _BYTES_OFFSET))
   return counts
-
-
-def _require_linux() -> None:
-  if sys.platform != 'linux':
-    raise NotImplementedError(
-      f'socket bytes are read from TCP_INFO, on Linux only; this is '
-      f'{sys.platform}'
-    )

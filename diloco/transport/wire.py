@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import math
 import operator
-import types
 import typing
 from collections.abc import Callable, Iterable
 
@@ -98,7 +97,7 @@ def encode(message: Message) -> bytes:
   if _KINDS.get(kind) is not type(message):
     raise TypeError(f'not a message: {message!r}')
   try:
-    fields = _RECORDS[type(message)].write(message)
+    fields = _RECORDS[type(message)](message, False)
   except _Wrong as wrong:
     raise TypeError(f'{kind}: {wrong}') from wrong
   data = msgpack.packb([kind, fields])
@@ -152,7 +151,7 @@ def _decode(data: bytes, allowed: tuple[type, ...]) -> Message:
     text = f'{kind}: {len(data)} bytes, at most {_bytes_max(cls)}'
     raise _Wrong(text, 'oversized')
   try:
-    return _RECORDS[cls].read(fields)
+    return _RECORDS[cls](fields, True)
   except _Wrong as wrong:
     raise _Wrong(f'{kind}: {wrong}') from wrong
 
@@ -167,124 +166,94 @@ def _dict_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
   return found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Codec:
-  """Checks, writes and reads the values of one annotation."""
-
-  write: Callable
-  read: Callable
+# Converts the values of one annotation: from a message if `reading` is False,
+# otherwise from what msgpack gives, and checks them.
+_Convert = Callable[[object, bool], object]
 
 
-def _record(cls: type) -> _Codec:
+def _record(cls: type) -> _Convert:
   hints = typing.get_type_hints(cls)
-  codecs = {
-    field.name: _codec(hints[field.name], (cls, field.name) in _MAY_DIVERGE)
+  fields = {
+    field.name: _field(hints[field.name], (cls, field.name) in _MAY_DIVERGE)
     for field in dataclasses.fields(cls)
   }
 
-  def write(value):
-    if type(value) is not cls:
-      raise _Wrong(f'{_short(value)} is no {cls.__name__}')
-    return _each(codecs, 'write', vars(value))
-
-  def read(value):
-    if type(value) is not dict:
+  def convert(value, reading):
+    if not reading:
+      if type(value) is not cls:
+        raise _Wrong(f'{_short(value)} is no {cls.__name__}')
+      value = vars(value)
+    elif type(value) is not dict:
       raise _Wrong(f'fields are {_short(value)}, not a map')
-    unknown = sorted(value.keys() - codecs.keys())
-    if unknown:
+    elif unknown := sorted(value.keys() - fields.keys()):
       raise _Wrong(f'unknown field {_short(unknown[0])}')
-    missing = [name for name in codecs if name not in value]
-    if missing:
-      raise _Wrong(f'field {missing[0]} is missing')
-    return cls(**_each(codecs, 'read', value))
+    done = {}
+    for name, field in fields.items():
+      if name not in value:
+        raise _Wrong(f'field {name} is missing')
+      try:
+        done[name] = field(value[name], reading)
+      except _Wrong as wrong:
+        raise _Wrong(f'{name}: {wrong}') from wrong
+    return cls(**done) if reading else done
 
-  return _Codec(write, read)
-
-
-def _each(codecs: dict[str, _Codec], direction: str, values: dict) -> dict:
-  done = {}
-  for name, codec in codecs.items():
-    try:
-      done[name] = getattr(codec, direction)(values[name])
-    except _Wrong as wrong:
-      raise _Wrong(f'{name}: {wrong}') from wrong
-  return done
+  return convert
 
 
-def _codec(annotation, may_diverge: bool) -> _Codec:
+def _field(annotation, may_diverge: bool = False) -> _Convert:
   if dataclasses.is_dataclass(annotation):
     return _record(annotation)
   if annotation is float:
-    return _float(may_diverge)
+    return functools.partial(_float, may_diverge)
   if annotation in (int, str, bool):
-    return _same(_scalar(annotation))
+    return functools.partial(_scalar, annotation)
   origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
   if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-    return _tuple(_codec(arguments[0], may_diverge))
+    return functools.partial(_tuple, _field(arguments[0], may_diverge))
   if annotation == dict[str, str]:
-    return _same(_text_map)
+    return _text_map
   raise TypeError(f'no rule for a field of type {annotation!r}')
 
 
-def _same(check: Callable) -> _Codec:
-  return _Codec(check, check)
+def _scalar(cls: type, value, reading: bool):
+  del reading
+  if type(value) is not cls:  # isinstance would accept a bool as an int.
+    raise _Wrong(f'{_short(value)} is no {cls.__name__}')
+  if cls is int and value not in INTS:
+    raise _Wrong(f'{value} is not between ±2⁶²')
+  if cls is str:
+    try:
+      value.encode()
+    except UnicodeEncodeError as error:
+      raise _Wrong('text that is no UTF-8') from error
+  return value
 
 
-def _scalar(cls: type) -> Callable:
-  def check(value):
-    if type(value) is not cls:  # isinstance would accept a bool as an int.
-      raise _Wrong(f'{_short(value)} is no {cls.__name__}')
-    if cls is int and value not in INTS:
-      raise _Wrong(f'{value} is not between ±2⁶²')
-    if cls is str:
-      _check_text(value)
-    return value
-
-  return check
+def _float(may_diverge: bool, value, reading: bool):
+  if not reading and type(value) is int and abs(value) <= 1 << 53:
+    value = float(value)  # Exact: `loss=0` is valid.
+  if type(value) is not float:
+    raise _Wrong(f'{_short(value)} is no float')
+  if not may_diverge and not math.isfinite(value):
+    raise _Wrong(f'{value} is not finite')
+  return value
 
 
-def _check_text(value: str) -> None:
-  try:
-    value.encode()
-  except UnicodeEncodeError as error:
-    raise _Wrong('text that is no UTF-8') from error
+def _tuple(item: _Convert, value, reading: bool):
+  """Converts a tuple, which is a list in msgpack."""
+  given, wanted = (list, tuple) if reading else (tuple, list)
+  if type(value) is not given:
+    raise _Wrong(f'{_short(value)} is no {given.__name__}')
+  return wanted(item(entry, reading) for entry in value)
 
 
-def _float(may_diverge: bool) -> _Codec:
-  def read(value):
-    if type(value) is not float:
-      raise _Wrong(f'{_short(value)} is no float')
-    if not may_diverge and not math.isfinite(value):
-      raise _Wrong(f'{value} is not finite')
-    return value
-
-  def write(value):
-    if type(value) is int and abs(value) <= 1 << 53:
-      value = float(value)  # Exact: `loss=0` is valid.
-    return read(value)
-
-  return _Codec(write, read)
-
-
-def _tuple(item: _Codec) -> _Codec:
-  def write(value):
-    if type(value) is not tuple:
-      raise _Wrong(f'{_short(value)} is no tuple')
-    return [item.write(entry) for entry in value]
-
-  def read(value):
-    if type(value) is not list:
-      raise _Wrong(f'{_short(value)} is no list')
-    return tuple(item.read(entry) for entry in value)
-
-  return _Codec(write, read)
-
-
-def _text_map(value):
+def _text_map(value, reading: bool):
   if type(value) is not dict:
     raise _Wrong(f'{_short(value)} is no map')
-  text = _scalar(str)
-  return {text(key): text(entry) for key, entry in value.items()}
+  return {
+    _scalar(str, key, reading): _scalar(str, entry, reading)
+    for key, entry in value.items()
+  }
 
 
 def _short(value: object) -> str:
@@ -293,5 +262,5 @@ def _short(value: object) -> str:
   return text if len(text) <= 64 else f'{text[:60]}…'
 
 
-_KINDS = types.MappingProxyType({cls.__name__: cls for cls in _ALL})
-_RECORDS = types.MappingProxyType({cls: _record(cls) for cls in _ALL})
+_KINDS = {cls.__name__: cls for cls in _ALL}
+_RECORDS = {cls: _record(cls) for cls in _ALL}

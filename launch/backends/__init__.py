@@ -9,7 +9,6 @@ One class a back end, in a module of its own, which starts a
   gke                JobSets of Kubernetes, and what stands beside a role
   slurm              a job for the syncer, an array of learners
   queued_resources   TPU VMs: gcloud commands; asks again for lost slices
-  startup            the script that such a machine runs
 """
 
 from launch.backends.gke import Gke

@@ -7,10 +7,11 @@ argument.
 """
 
 import dataclasses
+import pathlib
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from diloco.config.sections import ConfigError
@@ -177,6 +178,31 @@ def shell_command(
   fixed = shlex.join([*program, '-m', role.module, *role.arguments])
   filled = (f'"{flag}"' for flag in addressed(whole, role, known))
   return ' '.join([fixed, *filled])
+
+
+def script(
+  body: str,
+  title: str,
+  values: Mapping[str, Any],
+  functions: Mapping[str, str],
+) -> str:
+  """Returns a script of bash.
+
+  Args:
+    body: a file of this folder, that the rest stands above.
+    title: its first comment.
+    values: of its variables; a sequence becomes an array.
+    functions: the command of each.
+  """
+  lines = ['#!/bin/bash', f'# {title}']
+  for key, value in values.items():
+    is_array = isinstance(value, list)
+    said = f'({shlex.join(value)})' if is_array else shlex.quote(str(value))
+    lines.append(f'{key}={said}')
+  for name, command in functions.items():
+    lines.append(f'{name}() {{\n  {command}\n}}')
+  text = pathlib.Path(__file__).with_name(body).read_text()
+  return '\n'.join((*lines, '', text))
 
 
 def copies_results(whole: JobSpec, role: Task) -> bool:

@@ -8,12 +8,14 @@ name that stays, a volume claim what a restarted one goes on from.
 """
 
 import dataclasses
+import pathlib
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
 
+from diloco.config.hardware import V5E, V5P, V6E
 from launch.backends.base import (
   COPIED_EVERY_S,
   RESULTS,
@@ -43,6 +45,12 @@ READABLE_BY_GROUP = 0o440  # Keys that all users can read are refused.
 OWN_ADDRESS = '$(DILOCO_HOST)'  # Kubernetes fills these in.
 OWN_INDEX = '$(DILOCO_HOST_INDEX)'
 SLICE = 'slice'  # The one Job of a JobSet.
+# What node pools call a chip.
+SLICES = {
+  V5E: 'tpu-v5-lite-podslice',
+  V5P: 'tpu-v5p-slice',
+  V6E: 'tpu-v6e-slice',
+}
 DISCOVERY_PORT = 8471  # Among the hosts of one slice.
 SPOT_NODES = 'cloud.google.com/gke-spot'
 # A copy has the times of what was read: a file that grows meanwhile is newer.
@@ -54,111 +62,15 @@ STARTS_S = 3600  # A checkpoint of a hundred GB is read within.
 # The syncer replaces its status each second, but for when it writes its result.
 SILENT_S = 1800
 
-# Templates: `$name` becomes a value; a key whose value is None is left out.
-CONFIG_MAP = """
-apiVersion: v1
-kind: ConfigMap
-metadata:
-  name: $name
-  labels: {app: diloco, run: $run}
-data: $data
-"""
-# Its address stays valid for clients across restarts.
-SERVICE = """
-apiVersion: v1
-kind: Service
-metadata: {name: $name, labels: $labels}
-spec:
-  selector: $labels
-  ports:
-  - {name: control, port: $port, targetPort: control}
-"""
-CLAIM = """
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: $name, labels: $labels}
-spec:
-  accessModes: [ReadWriteOncePod]  # Two syncers never write at once.
-  resources:
-    requests: {storage: $size}
-  storageClassName: $storage_class
-"""
-JOB_SET = """
-apiVersion: jobset.x-k8s.io/v1alpha2
-kind: JobSet
-metadata: {name: $name, labels: $queued_labels, annotations: $annotations}
-spec:
-  ttlSecondsAfterFinished: $ttl_s
-  failurePolicy:
-    maxRestarts: $restarts_max
-    rules:
-    - name: fatal
-      action: FailJobSet
-      onJobFailureReasons: [PodFailurePolicy]
-  # A slice finds its hosts by name. The syncer's name is the Service's, which a
-  # JobSet's own Service would take.
-  network: {enableDNSHostnames: $has_names}
-  replicatedJobs:
-  - name: $slice
-    replicas: 1  # More would be one JAX world of many slices.
-    template:
-      spec:
-        parallelism: $hosts
-        completions: $hosts
-        completionMode: Indexed  # A host's index is its --host.
-        backoffLimit: 0  # One host is lost: the slice starts again as a whole.
-        podFailurePolicy:
-          rules:
-          - action: FailJob
-            onExitCodes: {containerName: $kind, operator: In, values: $fatal}
-        template:
-          metadata: {labels: $labels, annotations: $pod_annotations}
-          spec:
-            restartPolicy: Never  # The exit code decides, above.
-            terminationGracePeriodSeconds: $grace_s
-            containers: $containers
-            volumes: $volumes
-            initContainers: $beside
-            nodeSelector: $selector
-            tolerations: $tolerations
-"""
-# The syncer is ready once it listens, and alive while it tells its state. The
-# last process's status is not its own.
-PROBES = """
-startupProbe:
-  tcpSocket: {port: control}
-  periodSeconds: $every_s
-  timeoutSeconds: 5
-  failureThreshold: $starts
-readinessProbe:
-  tcpSocket: {port: control}
-  periodSeconds: $every_s
-  timeoutSeconds: 5
-livenessProbe:
-  exec: {command: [bash, -c, $is_fresh]}
-  initialDelaySeconds: $starts_s
-  periodSeconds: 60
-  timeoutSeconds: 20
-  failureThreshold: 3
-"""
-PAGE_PROBE = """
-httpGet: {path: /metrics, port: page}
-initialDelaySeconds: 60
-periodSeconds: 60
-timeoutSeconds: 20
-"""
 # GKE mounts buckets in pods that have an annotation.
 FUSE_PODS = {'gke-gcsfuse/volumes': 'true'}
-BUCKET = """
-csi:
-  driver: gcsfuse.csi.storage.gke.io
-  readOnly: $read_only
-  volumeAttributes: {bucketName: $name, mountOptions: implicit-dirs}
-"""
+TEMPLATES = yaml.safe_load(
+  pathlib.Path(__file__).with_name('gke.yaml').read_text()
+)
 
 
 def filled(template: str, **values: Any) -> dict:
-  """Returns the object of a template with these values."""
+  """Returns the object of a template, by its name, with these values."""
 
   def fill(part):
     if isinstance(part, dict):
@@ -170,7 +82,7 @@ def filled(template: str, **values: Any) -> dict:
       return values[part[1:]]
     return part
 
-  return fill(yaml.safe_load(template))
+  return fill(TEMPLATES[template])
 
 
 class _Dumper(yaml.SafeDumper):
@@ -218,10 +130,6 @@ class Gke(Backend):
     '', f'Bucket of Cloud Storage that all roles read at {DATA_FOLDER}.'
   )
   queue: str = option('', 'Local queue of Kueue that admits the roles.')
-  ttl_s: int = option(
-    0, 'Seconds after which a role that has ended is deleted; 0: never.'
-  )
-  page_port: int = option(0, "Port of the run's page in the syncer's pod.")
 
   def start(self, whole: JobSpec) -> int:
     return self._apply(self.manifests(whole))
@@ -239,8 +147,6 @@ class Gke(Backend):
     return bool(self.shared_claim)
 
   def problems(self) -> Iterator[str]:
-    if self.ttl_s < 0:
-      yield f'--ttl_s={self.ttl_s}: must not be negative'
     if self.data_claim and self.data_bucket:
       yield (
         f'--data_claim={self.data_claim}, --data_bucket={self.data_bucket}: '
@@ -259,13 +165,13 @@ class Gke(Backend):
   def manifests(self, whole: JobSpec) -> list[dict]:
     """Returns all objects of a run, in the order in which they are applied."""
     config = filled(
-      CONFIG_MAP,
+      'config_map',
       name=_config_name(whole),
       run=whole.name,
       data={whole.config_name: whole.config_text},
     )
     service = filled(
-      SERVICE,
+      'service',
       name=whole.role_name(whole.syncer),
       labels=_labels(whole, whole.syncer),
       port=whole.port,
@@ -277,7 +183,7 @@ class Gke(Backend):
       service,
       *(
         filled(
-          CLAIM,
+          'claim',
           name=whole.role_name(each),
           labels=_labels(whole, each),
           size=f'{each.resources.disk_gib}Gi',
@@ -308,20 +214,17 @@ class Gke(Backend):
         'prometheus.io/path': '/metrics',
       }
     volumes, mounts = self._volumes(whole, role)
-    beside = [
-      {**each, 'volumeMounts': mounts} for each in self._beside(whole, role)
-    ]
+    beside = [*self._beside(whole, role, mounts)]
     selector, tolerations = _nodes(role)
     is_copied_last = copies and role.kind == SYNCER
     return filled(
-      JOB_SET,
+      'job_set',
       name=whole.role_name(role),
       labels=labels,
       queued_labels={**labels, **queue},
       annotations=(
         alone if hosts > 1 and role.resources.accelerator.is_tpu else None
       ),
-      ttl_s=self.ttl_s or None,
       restarts_max=whole.restarts_max,
       has_names=role.kind != SYNCER,
       slice=SLICE,
@@ -364,10 +267,10 @@ class Gke(Backend):
     if self.data_claim:
       mount('data', claim(self.data_claim, readOnly=True), DATA_FOLDER)
     elif self.data_bucket:
-      data = filled(BUCKET, name=self.data_bucket, read_only=True)
+      data = filled('bucket', name=self.data_bucket, read_only=True)
       mount('data', data, DATA_FOLDER)
     if self._copies(whole, role):
-      bucket = filled(BUCKET, name=whole.results_bucket, read_only=False)
+      bucket = filled('bucket', name=whole.results_bucket, read_only=False)
       mount('results', bucket, RESULTS_FOLDER, read_only=False)
     if whole.secret:
       secret = {
@@ -377,47 +280,26 @@ class Gke(Backend):
       mount('secret', {'secret': secret}, SECRET_FOLDER)
     return volumes, mounts
 
-  def _beside(self, whole: JobSpec, role: Task) -> Iterator[dict]:
-    """Yields the containers beside the role's own, without their volumes.
+  def _beside(self, whole: JobSpec, role: Task, mounts: list) -> Iterator[dict]:
+    """Yields the containers beside the role's own."""
 
-    But for one, they are init containers that are always started again: they
-    begin before the role, end with the pod, and their deaths are none of the
-    role's. It needs Kubernetes 1.29.
-    """
-    always = {'image': whole.image, 'restartPolicy': 'Always'}
+    def container(name: str, command: list[str], **more) -> dict:
+      own = {'restarts': 'Always', 'args': None, 'env': None, **more}
+      shared = {'image': whole.image, 'mounts': mounts}
+      return filled('beside', name=name, command=command, **shared, **own)
+
     if self._copies(whole, role):
-      if role.kind == LEARNER:
-        script = restoring(whole, role)
-        yield {  # The others begin once it has ended.
-          'name': 'restored',
-          'image': whole.image,
-          'command': ['bash', '-c', script],
-        }
-      command = ['bash', '-c', copying(whole)]
-      yield {'name': 'results', **always, 'command': command}
+      if role.kind == LEARNER:  # The others begin once it has ended.
+        script = ['bash', '-c', restoring(whole, role)]
+        yield container('restored', script, restarts=None)
+      yield container('results', ['bash', '-c', copying(whole)])
     if role.kind == SYNCER and (evaluator := whole.evaluator):
-      yield {
-        'name': evaluator.kind,
-        **always,
-        'command': [whole.python, '-m', evaluator.module],
-        'args': _arguments(whole, evaluator),
-        'env': _environment(whole),
-      }
-    if role.kind == SYNCER and self.page_port:
-      folder = shlex.quote(whole.workdir)
-      script = (
-        f'until [[ -s {folder}/config.json ]]; do sleep 1; done; '
-        f'exec {whole.python} -m diloco.watch {folder} --insecure '
-        f'--host={OWN_ADDRESS} --port={self.page_port}'
+      yield container(
+        evaluator.kind,
+        [whole.python, '-m', evaluator.module],
+        args=_arguments(whole, evaluator),
+        env=_environment(whole),
       )
-      yield {
-        'name': 'watch',
-        **always,
-        'command': ['bash', '-c', script],
-        'env': [_field('DILOCO_HOST', 'status.podIP')],
-        'ports': [_port('page', self.page_port)],
-        'livenessProbe': filled(PAGE_PROBE),
-      }
 
 
 def copying(whole: JobSpec) -> str:
@@ -467,24 +349,29 @@ def _container(whole: JobSpec, role: Task, mounts: list) -> dict:
   ports['discovery'] = machines.is_tpu and DISCOVERY_PORT
   ports['coordinator'] = machines.hosts > 1 and COORDINATOR_PORT
   ports['metrics'] = whole.metrics_port_of(role)
-  opened = [_port(name, number) for name, number in ports.items() if number]
+  opened = [
+    {'name': name, 'containerPort': number, 'protocol': 'TCP'}
+    for name, number in ports.items()
+    if number
+  ]
   index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
   own = [_field('DILOCO_HOST_INDEX', index)] if machines.hosts > 1 else []
-  container = {
-    'name': role.kind,
-    'image': whole.image,
-    'command': [whole.python, '-m', role.module],
-    'args': _arguments(whole, role),
-    'env': _environment(whole, *own),
-    'resources': _resources(role),
-    'volumeMounts': mounts,
-  }
-  if opened:
-    container['ports'] = opened
+  container = filled(
+    'container',
+    kind=role.kind,
+    image=whole.image,
+    python=whole.python,
+    module=role.module,
+    args=_arguments(whole, role),
+    env=_environment(whole, *own),
+    resources=_resources(role),
+    mounts=mounts,
+    ports=opened or None,
+  )
   if role.kind == SYNCER:
     status = shlex.quote(f'{whole.workdir}/status.json')
     container |= filled(
-      PROBES,
+      'probes',
       every_s=PROBED_EVERY_S,
       starts=STARTS_S // PROBED_EVERY_S,
       starts_s=STARTS_S,
@@ -504,10 +391,6 @@ def _environment(whole: JobSpec, *own: dict) -> list[dict]:
 def _field(name: str, path: str) -> dict:
   """An environment variable that a pod's own field gives."""
   return {'name': name, 'valueFrom': {'fieldRef': {'fieldPath': path}}}
-
-
-def _port(name: str, number: int) -> dict:
-  return {'name': name, 'containerPort': number, 'protocol': 'TCP'}
 
 
 def _arguments(whole: JobSpec, role: Task) -> list[str]:
@@ -544,11 +427,9 @@ def _nodes(role: Task) -> tuple[dict, list]:
   """Returns the node selector and tolerations of a role."""
   place = role.resources
   selector, tolerations = {}, []
-  if place.accelerator.is_tpu:
-    selector['cloud.google.com/gke-tpu-accelerator'] = (
-      place.accelerator.gke_label
-    )
-    selector['cloud.google.com/gke-tpu-topology'] = place.accelerator.topology
+  if tpu := place.accelerator.slice:
+    selector['cloud.google.com/gke-tpu-accelerator'] = SLICES[tpu.chip]
+    selector['cloud.google.com/gke-tpu-topology'] = tpu.shape
     tolerations.append(
       {'key': 'google.com/tpu', 'operator': 'Exists', 'effect': 'NoSchedule'}
     )

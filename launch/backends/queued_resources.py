@@ -19,12 +19,31 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 
+from diloco.config.hardware import V5E, V5P, V6E
 from diloco.config.sections import ConfigError
-from launch.backends.base import Backend, CommandFailed
-from launch.backends.startup import EXIT_ATTRIBUTE, startup_script
+from launch.backends.base import (
+  COPIED_EVERY_S,
+  KEPT_BEHIND,
+  Addresses,
+  Backend,
+  CommandFailed,
+  copies_results,
+  script,
+  shell_command,
+)
 from launch.exit_policy import EXITS_FATAL
-from launch.job import CONTAINERS, RESERVATION, SPOT, JobSpec, only, option
-from launch.program import Task
+from launch.job import (
+  CONFIG_FOLDER,
+  CONTAINERS,
+  COORDINATOR_PORT,
+  RESERVATION,
+  SECRET_FOLDER,
+  SPOT,
+  JobSpec,
+  only,
+  option,
+)
+from launch.program import LEARNER, SYNCER, Task
 
 LOOK_EVERY_S = 60.0
 BACKOFF_MIN_S = 60.0
@@ -34,6 +53,17 @@ QUEUED = ('compute', 'tpus', 'queued-resources')
 # Machines of Compute Engine with more memory for a CPU are another kind.
 GIB_PER_CPU_MAX = 6.5
 EXTENDED = ('--custom-extensions',)
+# The system of a TPU VM.
+RUNTIMES = {
+  V5E: 'v2-alpha-tpuv5-lite',
+  V5P: 'v2-alpha-tpuv5',
+  V6E: 'v2-alpha-tpuv6e',
+}
+EXIT_ATTRIBUTE = 'diloco/exit'
+REGISTRIES = ('docker.pkg.dev', 'gcr.io')  # They require authentication.
+AGAIN_S = 10
+DEAD_WITHIN_S = 20  # The learner's own bound, by heartbeats.
+TOGETHER_AGAIN_S = DEAD_WITHIN_S + 10  # With what docker needs to end.
 SYNCER_IP = 'SYNCER_IP'  # Known once its machine is there.
 GONE = ('SUSPENDED', 'FAILED')  # Deleted, and asked for again.
 ABSENT = ('NOT_FOUND', 'not found', 'notFound')
@@ -111,15 +141,15 @@ class QueuedResources(Backend):
     Raises:
       CommandFailed: it was refused.
     """
-    script = startup_script(whole, role, self.project, syncer, attempt)
+    text = startup_script(whole, role, self.project, syncer, attempt)
     if self.dry_run:
       name = f'{whole.role_name(role)}.sh'
-      self.say(f"cat >{name} <<'END_OF_SCRIPT'\n{script}END_OF_SCRIPT")
+      self.say(f"cat >{name} <<'END_OF_SCRIPT'\n{text}END_OF_SCRIPT")
       self.say(shlex.join(self.create_command(whole, role, name, attempt)))
       return
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder) / 'startup.sh'
-      path.write_text(script)
+      path.write_text(text)
       self.run(self.create_command(whole, role, str(path), attempt))
 
   def _stay(self, whole: JobSpec, watched: '_Watch') -> int:
@@ -206,7 +236,7 @@ class QueuedResources(Backend):
       f'--node-id={name}',
       *self._place,
       f'--accelerator-type={place.accelerator.name}',
-      f'--runtime-version={place.accelerator.runtime_version}',
+      f'--runtime-version={RUNTIMES[place.accelerator.slice.chip]}',
       *([f'--reservation={place.reservation}'] if is_reserved else capacity),
       SCOPES,
       script,
@@ -383,3 +413,86 @@ class _Watch:
 
   def _say(self, line: str) -> None:
     self._backend.say(line)
+
+
+# The script that a machine runs at each of its starts.
+
+
+def startup_script(
+  whole: JobSpec, role: Task, project: str, syncer: str, attempt: int
+) -> str:
+  """Returns the script of one machine; all hosts of a slice run the same.
+
+  Args:
+    syncer: 'host:port' of the syncer.
+    attempt: from 1; how often this slice was requested.
+  """
+  name, hosts = whole.role_name(role), role.resources.accelerator.hosts
+  registry = whole.image.partition('/')[0]
+  values = {
+    'name': name,
+    'run': whole.name,
+    'role': role.name,
+    'kind': role.kind,
+    'hosts': hosts,
+    'project': project,
+    'config_name': whole.config_name,
+    'config_text': whole.config_text,
+    'registry': registry if registry.endswith(REGISTRIES) else '',
+    'bucket': whole.results_bucket if copies_results(whole, role) else '',
+    'copied_every_s': COPIED_EVERY_S,
+    'coordinator_port': COORDINATOR_PORT,
+    'exit_attribute': EXIT_ATTRIBUTE,
+    'fatal': ' '.join(map(str, EXITS_FATAL)),
+    'restarts_max': whole.restarts_max,
+    'retry_s': AGAIN_S,
+    'again_s': TOGETHER_AGAIN_S if hosts > 1 else AGAIN_S,
+    'secrets': [
+      f'{secret_name(whole.secret_of(role), each)} {each}'
+      for each in (whole.secret_files if whole.secret else ())
+    ],
+    'left_out': [
+      word
+      for each in sorted(KEPT_BEHIND)
+      for word in ('!', '-path', f'./{each}*')
+    ],
+  }
+  own = ['--rm', '--name=diloco', f'--stop-timeout={whole.grace_s}']
+  if role.kind == LEARNER:
+    own.append('--privileged')  # The chips are devices of the machine.
+  known = Addresses('$host', syncer, '$index', '$coordinator')
+  evaluator = ':'
+  if role.kind == SYNCER and whole.evaluator:
+    beside = ['--detach', '--name=evaluator', '--restart=on-failure']
+    evaluator = _docker(whole, whole.evaluator, beside, Addresses('$host'))
+  functions = {
+    'run_role': _docker(whole, role, own, known),
+    'run_evaluator': evaluator,
+  }
+  title = f'{name}, attempt {attempt}: written by launch.main.'
+  return script('startup.sh', title, values, functions)
+
+
+def secret_name(prefix: str, file_name: str) -> str:
+  """Returns a file's name in the Secret Manager, where names have no dots."""
+  return f'{prefix}-{re.sub("[^-_A-Za-z0-9]", "-", file_name)}'
+
+
+def _docker(
+  whole: JobSpec, role: Task, options: Sequence[str], known: Addresses
+) -> str:
+  environment = [f'--env={key}={value}' for key, value in whole.environment]
+  fixed = shlex.join(
+    ['docker', 'run', '--network=host', *options, *environment]
+  )
+  folders = ' '.join(
+    f'"--volume=$folder/{name}":{shlex.quote(place)}'
+    for name, place in (
+      ('config', f'{CONFIG_FOLDER}:ro'),
+      ('secret', f'{SECRET_FOLDER}:ro'),
+      ('workdir', whole.workdir),
+    )
+  )
+  program = [f'--entrypoint={whole.python}', whole.image]
+  command = shell_command(program, whole, role, known)
+  return f'{fixed} {folders} {command}'

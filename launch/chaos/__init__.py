@@ -7,13 +7,9 @@ the run's folder alone.
 
   __main__    the command
   fault_plan  draws a plan from a seed; pure
-  stage       real processes: signals, limits, clocks, their relay
+  stage       real processes: followed by their files, hit by signals and limits
   relay       carries their connections, cut, slow, late or lossy, and counts
   clock       a wall clock that can be set wrong from outside
   conductor   performs a plan, and writes down what happened
-  live_run    processes followed from outside, by their files
-  baselines   the same run without faults
-  record      what is read of a run's folder, and what each fault did
-  checks      what any run must satisfy
-  verdict     the checks of a chaos run, as data, and its tables
+  checks      what must hold of a run, read from its folder
 """

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from diloco.config.sections import ConfigError
 from diloco.faults import (
   CLOCK_JUMP_S,
   HOST,
@@ -26,10 +27,6 @@ RECOVERY_S = 15.0  # Until a target can be hit again.
 STAYS_S = 100.0  # A newcomer that is to leave does so within this time.
 LESS = 0.9  # Of a rate that does not fit is tried.
 TRIES = 200  # Moments at which a fault is tried to be placed.
-
-
-class Unplannable(ValueError):
-  """So many faults, of these kinds, do not fit; says what would."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,22 +64,25 @@ def draw(
     cast: the processes of the run.
 
   Raises:
-    Unplannable: they do not fit; or a kind can befall no process of this run.
+    ConfigError: they do not fit; or a kind can befall no process of this run.
   """
   for name, shape in shapes.items():
     if not can_befall(shape, cast):
-      raise Unplannable(f'--kinds={name}: no process of this run can be hit')
+      raise ConfigError([f'--kinds={name}: no process of this run can be hit'])
   rate = faults_per_hour
   while (found := _placed(seed, seconds, rate, shapes, cast)) is None:
     rate *= LESS
   if rate == faults_per_hour:
     return found
-  raise Unplannable(
-    f'--faults_per_hour={faults_per_hour:g}: '
-    f'{round(faults_per_hour * seconds / 3600)} faults in {seconds / 60:g} '
-    f'minutes do not fit, as each process gets {RECOVERY_S:.0f} s to recover, '
-    f'and data.shards={cast.ids_max} lets {cast.ids_max - cast.learners} '
-    f'learners join; at most about {rate:.0f} an hour do'
+  many = round(faults_per_hour * seconds / 3600)
+  raise ConfigError(
+    [
+      f'--faults_per_hour={faults_per_hour:g}: {many} faults in '
+      f'{seconds / 60:g} minutes do not fit, as each process gets '
+      f'{RECOVERY_S:.0f} s to recover, and data.shards={cast.ids_max} lets '
+      f'{cast.ids_max - cast.learners} learners join; at most about '
+      f'{rate:.0f} an hour do'
+    ]
   )
 
 

@@ -1,26 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real processes that can be hit: signals, the relay, limits, clocks."""
+"""Real processes: a run that is followed from outside, and can be hit.
+
+They are started by their command lines; what they did is read from their files
+and from the times at which they started and ended.
+"""
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import resource
 import signal
 import struct
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from diloco import faults
 from diloco.config.run_config import RunConfig
-from diloco.faults import WAYS, Impairment
+from diloco.faults import SOUND, WAYS, Impairment
+from diloco.metrics import files, names
+from diloco.metrics.jsonl import Tail
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos.clock import sitecustomize
-from launch.chaos.live_run import LiveRun
-from launch.chaos.relay import SOUND, Relay
-from launch.program import Processes, Program, Role, program
+from launch.chaos.relay import Relay
+from launch.preflight import free_address
+from launch.program import (
+  KINDS,
+  LEARNER,
+  Processes,
+  Role,
+  local_environment,
+  program,
+)
+from launch.session import RunFailed
+from launch.supervisor import ProcessEvent, Supervisor
 
+# They would lead a process past the proxy that it was given.
+PASS_BY = ('no_proxy', 'NO_PROXY', 'no_grpc_proxy')
+POLL_S = 0.02
+RESTARTS_MAX = 1_000_000  # Here deaths are the point.
 LEARNER_HOST = '127.0.1.{}'  # Of a learner, by its id plus 1.
 LEARNERS_MAX = 200
 REASON = 'by the plan of the chaos run'
@@ -29,10 +48,194 @@ STEPS_STOPPED = 2.0  # and at least as long as so many of its steps.
 THROTTLED_BYTES_PER_S_MIN = 2000.0
 
 
-def hosts_of(config: RunConfig) -> dict[str, str]:
-  """Returns the address on which each learner that may ever be listens."""
-  ids = min(LEARNERS_MAX, config.data.shards)
-  return {learner_name(m): LEARNER_HOST.format(m + 1) for m in range(ids)}
+class Overdue(Exception):
+  """An awaited event did not come in time."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WrittenStep:
+  """One inner step, as a learner recorded it."""
+
+  time_s: float  # When it was written; seconds since the epoch.
+  incarnation: int
+  step: int  # 1 after the first of a process.
+  step_s: float
+
+  @classmethod
+  def of(cls, record: Mapping) -> 'WrittenStep':
+    """Returns a line of a learner's metrics as a step."""
+    return cls(
+      time_s=record[names.TIME],
+      incarnation=int(record[names.INCARNATION]),
+      step=record['step'],
+      step_s=record[names.STEP_TIME],
+    )
+
+
+def participants(publish: Mapping) -> set[int]:
+  """Returns the learners that a closed round of the tape has merged."""
+  return {share['learner'] for share in publish['shares']}
+
+
+class LiveRun:
+  """Processes of one run; leaving the `with` block stops them all.
+
+  Attributes:
+    supervisor: of the processes; kills and pauses go through it.
+    tape: the syncer's decisions so far.
+    steps: learner id -> its steps so far, over all its processes.
+    events: what happened to processes so far.
+
+  Args:
+    config: with `log_every_steps` = 1, or `steps` has gaps.
+    arguments: the flags that give a process this configuration.
+    workdir: occupied, empty.
+    announce: is told every event.
+    on_poll: called whenever the processes have been looked at.
+    learners: of what each consists; none: of one process.
+    connected: changes each role before it is started.
+  """
+
+  def __init__(
+    self,
+    config: RunConfig,
+    arguments: Sequence[str],
+    workdir: Workdir,
+    announce: Callable[[ProcessEvent], None] = lambda event: None,
+    on_poll: Callable[[], None] = lambda: None,
+    learners: Sequence[Processes] = (),
+    connected: Callable[[Role], Role] = lambda role: role,
+  ):
+    self.workdir = workdir
+    self.learners = range(config.protocol.learners)
+    self.tape: list[dict] = []
+    self.steps: dict[int, list[WrittenStep]] = {m: [] for m in self.learners}
+    self.events: list[ProcessEvent] = []
+    self._announce = announce
+    self._on_poll = on_poll
+    self._of_each = learners
+    self._connected = connected
+    self._tape_tail = Tail(workdir.tape)
+    self._step_tails = {
+      m: Tail(workdir.metrics(learner_name(m))) for m in self.learners
+    }
+    address = free_address(config.transport.host, config.transport.port)
+    self._program = program(
+      config, arguments, workdir, address, learners=learners
+    )
+    files.write_json(workdir.config, dataclasses.asdict(config))
+    inherited = {k: v for k, v in os.environ.items() if k not in PASS_BY}
+    self.supervisor = Supervisor(
+      tuple(map(connected, self._program.roles)),
+      log=workdir.log,
+      environment=local_environment(self._program, inherited),
+      restarts_max=RESTARTS_MAX,
+      restart_delay_s=config.run.restart_delay_s,
+      announce=self._on_event,
+    )
+
+  def __enter__(self) -> 'LiveRun':
+    return self
+
+  def __exit__(self, *exception) -> None:
+    self.supervisor.stop()
+
+  def poll(self) -> None:
+    """Restarts what is due and reads what is new.
+
+    Raises:
+      RunFailed: the supervisor has given up.
+    """
+    self.supervisor.poll()
+    if self.supervisor.failure:
+      raise RunFailed(self.supervisor.failure)
+    self.read()
+    self._on_poll()
+
+  def read(self) -> None:
+    """Reads what the processes have written since the last time."""
+    self.tape += self._tape_tail.new_records()
+    for m, tail in self._step_tails.items():
+      self.steps[m] += map(WrittenStep.of, tail.new_records())
+
+  def newcomer(self, learner: int) -> Role:
+    """Returns a learner of a new id, with the devices of a single host."""
+    role = dataclasses.replace(self._program.newcomer(learner), optional=False)
+    if self._of_each:
+      single = (each for each in self._of_each if each.hosts == 1)
+      like = next(single, self._of_each[-1])
+      role = dataclasses.replace(
+        role, hosts=like.hosts, environment=like.environment
+      )
+    return self._connected(role)
+
+  def join(self, learner: int) -> None:
+    """Starts a learner beyond M at the next `poll`, and reads its steps."""
+    self.steps[learner] = []
+    self._step_tails[learner] = Tail(
+      self.workdir.metrics(learner_name(learner))
+    )
+    self.supervisor.add(self.newcomer(learner))
+
+  def kill_host(self, process: str, reason: str) -> None:
+    """SIGKILL for one process of a role, which is running."""
+    pid = next(
+      event.pid
+      for event in reversed(self.events)
+      if event.process == process and event.event == 'started'
+    )
+    # It is a child that is reaped by `poll` only: no other can have its pid.
+    self._on_event(ProcessEvent(time.time(), process, 'killed', pid, reason))
+    os.kill(pid, signal.SIGKILL)
+
+  def until(
+    self, holds: Callable[[], bool], deadline_s: float, what: str
+  ) -> None:
+    """Polls until `holds()`; raises `Overdue` where it never does."""
+    give_up_at_s = time.monotonic() + deadline_s
+    while True:
+      self.poll()
+      if holds():
+        return
+      if time.monotonic() >= give_up_at_s:
+        raise Overdue(f'not within {deadline_s:.0f} s: {what}')
+      time.sleep(POLL_S)  # Between two polls, at which the supervisor acts.
+
+  def spend(self, seconds: float) -> None:
+    """Lets time pass, polling."""
+    over_at_s = time.monotonic() + seconds
+    while (left_s := over_at_s - time.monotonic()) > 0:
+      self.poll()
+      time.sleep(min(POLL_S, left_s))
+
+  def merges(self, since_s: float, learner: int) -> bool:
+    """Returns True if a round has merged a learner since then."""
+    for line in reversed(self.tape):  # Asked for often, and for the end.
+      if line['time_s'] < since_s:
+        return False
+      if line['kind'] == 'Publish' and learner in participants(line):
+        return True
+    return False
+
+  def all_merge(self, since_s: float) -> bool:
+    """Returns True if every learner was merged since then and since its
+    start.
+    """
+    last = {event.process: event for event in self.events}
+    for m in self.learners:
+      event = last.get(learner_name(m))
+      if event is None or event.event in ('killed', 'exited'):
+        return False
+      started_s = event.time_s if event.event == 'started' else since_s
+      if not self.merges(max(since_s, started_s), m):
+        return False
+    return True
+
+  def _on_event(self, event: ProcessEvent) -> None:
+    self.events.append(event)
+    with self.workdir.events.open('a') as file:
+      file.write(json.dumps(dataclasses.asdict(event)) + '\n')
+    self._announce(event)
 
 
 class Clocks:
@@ -54,81 +257,36 @@ class Clocks:
 
   def set(self, name: str, wrong_s: float) -> None:
     """Sets a clock; the process need not be there."""
-    with self._file(name).open(
-      'r+b' if self._file(name).exists() else 'wb'
-    ) as f:
-      f.write(struct.pack('=d', wrong_s))
+    path = self._file(name)
+    # Its process has mapped the file: it stays the same one.
+    with path.open('r+b' if path.exists() else 'wb') as file:
+      file.write(struct.pack('=d', wrong_s))
 
   def _file(self, name: str) -> pathlib.Path:
     return self._folder / f'{name}.clock'
 
 
-class Parts:
-  """The roles of a run whose learners connect through a relay.
+def hosts_of(config: RunConfig) -> dict[str, str]:
+  """Returns the address on which each learner that may ever be listens."""
+  ids = min(LEARNERS_MAX, config.data.shards)
+  return {learner_name(m): LEARNER_HOST.format(m + 1) for m in range(ids)}
 
-  Args:
-    arguments: the flags that give a process this configuration.
-    learners: of what each learner consists.
-  """
 
-  def __init__(
-    self,
-    config: RunConfig,
-    arguments: Sequence[str],
-    workdir: Workdir,
-    relay: Relay,
-    clocks: Clocks,
-    learners: Sequence[Processes],
-  ):
-    self._config = config
-    self._arguments = arguments
-    self._workdir = workdir
-    self._relay = relay
-    self._clocks = clocks
-    self._learners = learners
-    self._made: Program | None = None
-
-  def __call__(self, address: str) -> Program:
-    """Returns the program of a run whose syncer listens at `address`."""
-    self._made = program(
-      self._config,
-      self._arguments,
-      self._workdir,
-      address,
-      learners=self._learners,
-    )
-    roles = tuple(map(self.connected, self._made.roles))
-    return dataclasses.replace(self._made, roles=roles)
-
-  def newcomer(self, learner: int) -> Role:
-    """Returns a learner of a new id, with the devices of a single host."""
-    single = (each for each in self._learners if each.hosts == 1)
-    like = next(single, self._learners[-1])
-    role = dataclasses.replace(
-      self._made.newcomer(learner),
-      optional=False,
-      hosts=like.hosts,
-      environment=like.environment,
-    )
-    return self.connected(role)
-
-  def connected(self, role: Role) -> Role:
-    """Returns the role with its address, its proxy and its clock."""
-    host = hosts_of(self._config).get(role.name)
-    serves = role.name == 'syncer' or role.name.startswith('shard-')
-    if host is None and not serves:
-      return role  # The evaluator, which connects to no process.
-    more = [f'--proxy={self._relay.listen(role.name)}']
-    environment = role.environment
-    if host is not None:
-      more += [
-        f'--config.transport.host={host}',
-        f'--notice_s={faults.NOTICE_S:g}',
-      ]
-      environment += self._clocks.environment(role.name)
-    return dataclasses.replace(
-      role, argv=(*role.argv, *more), environment=environment
-    )
+def connected(role: Role, config: RunConfig, relay: Relay, clocks: Clocks):
+  """Returns a role with its address, its proxy and its clock."""
+  if not KINDS[role.name.partition('-')[0]].peer:
+    return role  # The evaluator, which connects to no process.
+  more, environment = [f'--proxy={relay.listen(role.name)}'], role.environment
+  if role.name.startswith(LEARNER):
+    host = hosts_of(config)[role.name]
+    more += [
+      f'--config.transport.host={host}',
+      f'--notice_s={faults.NOTICE_S:g}',
+    ]
+    environment += clocks.environment(role.name)
+  return dataclasses.replace(
+    role, argv=(*role.argv, *more), environment=environment
+  )
 
 
 class RealStage:
@@ -136,10 +294,9 @@ class RealStage:
 
   NAME = 'real processes'
 
-  def __init__(self, run: LiveRun, relay: Relay, parts: Parts, clocks: Clocks):
+  def __init__(self, run: LiveRun, relay: Relay, clocks: Clocks):
     self._run = run
     self._relay = relay
-    self._parts = parts
     self._clocks = clocks
     self._slow: dict[str, float] = {}  # When each is stopped, or goes on.
     self._stopped: set[str] = set()  # Of the slow ones, now.
@@ -161,9 +318,6 @@ class RealStage:
     for name, earlier in zip(names, before, strict=True):
       more = self._carried_bytes(name) - earlier
       self._usual_bytes_per_s[name] = more / seconds
-
-  def _carried_bytes(self, name: str) -> int:
-    return max(self._relay.counts(name, w).carried_bytes for w in WAYS)
 
   def tick(self) -> None:
     """Stops slow learners half of the time; call it often."""
@@ -219,8 +373,7 @@ class RealStage:
 
   def join(self, target: str) -> None:
     """Starts a learner of a new id."""
-    learner = faults.number_of(target)
-    self._run.add_learner(learner, self._parts.newcomer(learner))
+    self._run.join(faults.number_of(target))
 
   def slow(self, target: str, is_slow: bool) -> None:
     """Stops it half of the time, or no longer."""
@@ -256,12 +409,11 @@ class RealStage:
   def fill_disk(self, target: str, is_full: bool) -> None:
     """Limits the size of a process's files, as of a full disk."""
     if is_full:
-      state = self._state(target)
-      self._full[target] = state.pid
-      _limit(state.pid, 0)
+      self._full[target] = self._pid(target)
+      _limit(self._pid(target), 0)
       return
     pid = self._full.pop(target)
-    if self._state(target).pid == pid:
+    if self._pid(target) == pid:
       _limit(pid, resource.RLIM_INFINITY)
 
   def set_clock(self, target: str, jump_s: float) -> None:
@@ -269,28 +421,24 @@ class RealStage:
     self._clocks.set(target, jump_s)
     self.kill(target)
 
-  def _state(self, target: str):
+  def _carried_bytes(self, name: str) -> int:
+    return max(self._relay.counts(name, w).carried_bytes for w in WAYS)
+
+  def _pid(self, target: str) -> int | None:
     states = self._run.supervisor.states()
-    return next(state for state in states if state.name == target)
+    return next(state.pid for state in states if state.name == target)
 
   def _send(self, name: str, number: signal.Signals) -> None:
     # Unannounced: it happens several times a second.
     if self.is_there(name):
       with contextlib.suppress(ProcessLookupError):
-        os.killpg(self._state(name).pid, number)
+        os.killpg(self._pid(name), number)
 
   def _step_s(self, name: str) -> float:
-    steps = self._run.steps[int(name.rpartition('-')[2])][-20:]
+    steps = self._run.steps[faults.number_of(name)][-20:]
     return min((step.step_s for step in steps), default=0.0)
 
 
 def _limit(pid: int, nbytes: int) -> None:
   hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
   resource.prlimit(pid, resource.RLIMIT_FSIZE, (nbytes, hard))
-
-
-def why_not_here() -> str | None:
-  """Returns why this machine can't run it; None: it can."""
-  if sys.platform != 'linux':
-    return 'needs Linux: one address of 127.0.0.0/8 for each learner'
-  return None

@@ -18,7 +18,7 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
   JobsetV1alpha2JobSet,
 )
 
-from launch.backends import slurm, startup
+from launch.backends import queued_resources
 from launch.backends.gke import Gke
 from launch.backends.slurm import Slurm
 from tests.waiting import until
@@ -194,7 +194,7 @@ class TpuVm(Machine):
 
     The containers end with these codes, one after the other.
     """
-    script = startup.startup_script(whole, role, 'p', self.syncer, 1)
+    script = queued_resources.startup_script(whole, role, 'p', self.syncer, 1)
     (self.folder / 'codes').write_text(' '.join(map(str, codes)))
     (self.folder / 'docker.jsonl').write_text('')
     subprocess.run(
@@ -258,13 +258,13 @@ def hurried(script: str) -> str:
 class SlurmNode(Machine):
   several: ClassVar = {'accelerator': 'gpu', 'gpus_per_host': 8, 'hosts': 2}
   hosts = 2
-  coordinator = f'node-3:{slurm.PORT_MIN + 4711 % slurm.PORTS}'
+  coordinator = f'node-3:{61440 + 4711 % 4096}'
 
   def __init__(self, folder):
     super().__init__(folder)
     self.workdir = folder / 'work dir'
     (self.workdir / 'logs').mkdir(parents=True)
-    (self.workdir / slurm.ADDRESS).write_text(f'{self.syncer}\n')
+    (self.workdir / 'logs/syncer.address').write_text(f'{self.syncer}\n')
     self.programs(srun=SRUN, scontrol=SCONTROL, python=PYTHON)
 
   def script(self, whole, role) -> str:

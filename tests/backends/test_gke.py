@@ -132,7 +132,7 @@ def test_each_role_has_its_secret_and_the_notice():
     ),
     (
       {'data_bucket': 'corpora'},
-      gke.filled(gke.BUCKET, name='corpora', read_only=True),
+      gke.filled('bucket', name='corpora', read_only=True),
       {'gke-gcsfuse/volumes': 'true'},
     ),
   ],
@@ -149,17 +149,15 @@ def test_all_roles_read_the_same_data(options, volume, noted):
     assert job_of(manifest)['template']['metadata'].get('annotations') == noted
 
 
-def test_a_queue_admits_all_roles_and_they_go_in_time():
-  found = objects(a_launch(), queue='team', ttl_s=3600)
+def test_a_queue_admits_all_roles():
+  found = objects(a_launch(), queue='team')
   for each in (found[f'JobSet/first-{role}'] for role in ROLES):
     assert each['metadata']['labels']['kueue.x-k8s.io/queue-name'] == 'team'
-    assert each['spec']['ttlSecondsAfterFinished'] == 3600
 
 
 def test_options_that_can_not_be():
   (both,) = Gke(data_claim='a', data_bucket='b').problems()
   assert 'one of them is at /data' in both
-  assert list(Gke(ttl_s=-1).problems()) == ['--ttl_s=-1: must not be negative']
   assert [*Gke(shared_claim='a', storage_class='b').problems()]
 
 
@@ -195,7 +193,7 @@ def test_what_the_processes_leave_comes_to_a_bucket():
   for role in ROLES:
     manifest = found[f'JobSet/first-{role}']
     pod = pod_of(manifest)
-    bucket = gke.filled(gke.BUCKET, name='ours', read_only=False)
+    bucket = gke.filled('bucket', name='ours', read_only=False)
     assert {'name': 'results', **bucket} in pod['volumes']
     names = [each['name'] for each in pod['initContainers']]
     is_syncer = role == 'syncer'
@@ -276,15 +274,3 @@ def test_the_syncer_is_probed(tmp_path):
   assert subprocess.run(command).returncode == 1
   (learner,) = pod_of(found['JobSet/first-learner-0'])['containers']
   assert not [name for name in learner if name.endswith('Probe')]
-
-
-def test_the_page_is_served_where_a_port_is_given():
-  syncer = objects(a_launch(), page_port=8080)['JobSet/first-syncer']
-  (beside,) = pod_of(syncer)['initContainers']
-  assert beside['ports'] == [
-    {'name': 'page', 'containerPort': 8080, 'protocol': 'TCP'}
-  ]
-  probe = beside['livenessProbe']['httpGet']
-  assert probe == {'path': '/metrics', 'port': 'page'}
-  shown = 'diloco.watch /workdir --insecure --host=$(DILOCO_HOST)'
-  assert shown in beside['command'][-1]

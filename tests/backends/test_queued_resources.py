@@ -14,7 +14,7 @@ import pytest
 
 from diloco.config.sections import ConfigError
 from diloco.transport.sockets import free_port
-from launch.backends import queued_resources, startup
+from launch.backends import queued_resources
 from launch.backends.base import CommandFailed
 from launch.backends.queued_resources import QueuedResources
 from tests.backends.launch_values import a_launch, check_golden
@@ -292,7 +292,7 @@ def test_each_shard_of_the_syncer_has_a_machine(world):
   assert '--labels=run=first,role=shard' in made[1]
   script = world.state['instances']['first-shard-1']['script']
   assert '"--lead=10.0.0.1:7777"' in script
-  assert 'iptables' in script and '--privileged' not in script
+  assert 'kind=shard' in script and '--privileged' not in script
 
 
 # The script of a machine, run here with stand-ins for its programs.
@@ -316,7 +316,7 @@ def test_the_script_of_a_host(request):
     image='us-docker.pkg.dev/p/r/diloco:1',
   )
   role = whole.learners[1]
-  script = startup.startup_script(whole, role, 'p', '10.0.0.1:7777', 2)
+  script = queued_resources.startup_script(whole, role, 'p', '10.0.0.1:7777', 2)
   rewrite = request.config.getoption('--rewrite')
   check_golden('startup-slice.txt', script, rewrite)
 
@@ -350,8 +350,8 @@ def test_a_host_asks_for_its_number_and_waits_for_the_others(machine):
   """Until the metadata server has it; after a death, until all are dead."""
   started(machine, 134, 0, accelerator='v5litepod-16')
   asked_s, died_s = map(int, (machine.folder / 'slept').read_text().split())
-  assert asked_s == startup.AGAIN_S
-  assert died_s > startup.DEAD_WITHIN_S
+  assert asked_s == queued_resources.AGAIN_S
+  assert died_s > queued_resources.DEAD_WITHIN_S
 
 
 def test_what_a_learner_leaves_comes_to_the_bucket(machine):
@@ -429,7 +429,7 @@ class Slice:
       (folder / name).chmod(0o755)
     (folder / 'port').write_text(str(free_port()))
     whole = a_launch(accelerator='v5litepod-16')
-    self.script = startup.startup_script(
+    self.script = queued_resources.startup_script(
       whole, whole.learners[0], 'p', '10.0.0.1:7777', 1
     )
     self.hosts = {}

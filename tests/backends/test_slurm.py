@@ -101,7 +101,7 @@ def test_a_requeue_that_fails_is_the_process_failure(node):
 def test_the_syncer_says_where_it_is(node):
   whole = launched(node)
   node.processes(whole, whole.syncer)
-  assert (node.workdir / slurm.ADDRESS).read_text() == '10.0.0.7:7777\n'
+  assert (node.workdir / 'logs/syncer.address').read_text() == '10.0.0.7:7777\n'
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_signal_reaches_the_process(node, number, requeued):
 
 
 def test_a_signal_before_the_syncer_is_there(node):
-  (node.workdir / slurm.ADDRESS).unlink()
+  (node.workdir / 'logs/syncer.address').unlink()
   node.programs(sleep='#!/bin/bash\ntouch $FAKES/waits; exec /bin/sleep $1\n')
   whole = launched(node)
   job = node.job(whole, whole.learners[1])

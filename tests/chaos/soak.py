@@ -12,6 +12,7 @@ SIGTERM.
 import dataclasses
 import json
 import pathlib
+import sys
 
 import rich.console
 from absl import flags as absl_flags
@@ -24,10 +25,9 @@ from launch.local import occupy
 from launch.program import SYNCER
 from launch.session import Interrupted, signals
 from tests.chaos import soak_run
-from tests.chaos.command_line import parse_with_default
 from tests.chaos.soak_run import Soak
 
-CONFIG = 'tests_tiny.py:learners=3,steps=100000000'
+CONFIG = 'experiments/tests_tiny.py:learners=3,steps=100000000'
 # Steps that sleep leave the cores to the processes that start.
 OVERRIDES = ('run.step_floor_s=0.05', 'run.restart_delay_s=0.5')
 
@@ -100,4 +100,7 @@ def main(argv) -> int:
 
 if __name__ == '__main__':
   define_flags()
-  flags.run(main, lambda argv: parse_with_default(argv, CONFIG, *OVERRIDES))
+  if not flags.has_config(sys.argv):
+    given = [f'--config.{override}' for override in OVERRIDES]
+    sys.argv[1:1] = [f'--config={CONFIG}', *given]
+  flags.run(main)

@@ -4,24 +4,22 @@
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from diloco.config.run_config import RunConfig
-from diloco.metrics import names, token_ledger, token_tapes
-from diloco.metrics.goodput import work_of_tape
+from diloco.metrics import token_tapes
+from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos import checks as run_checks
 from launch.chaos.checks import Check
-from launch.chaos.live_run import (
+from launch.chaos.stage import (
   LiveRun,
   Overdue,
-  RunFailed,
-  WrittenStep,
   participants,
 )
 from launch.program import SYNCER
-from launch.session import Interrupted
-from launch.supervisor import ProcessEvent, ProcessState
+from launch.session import Interrupted, RunFailed
+from launch.supervisor import ProcessEvent
 from tests.chaos.resources import (
   DESCRIPTORS_MAX,
   RSS_BYTES_MAX,
@@ -35,7 +33,6 @@ PAIR_SHARE = 0.2  # Of the strikes, two processes at once.
 START_UP_SHARE = 0.3  # While the last ones killed start again.
 START_UP_S = 5.0  # About what a process takes to be ready.
 CALM_S = 1.5
-ROUND_S = 60.0  # The longest time between two closes, with syncer and learner.
 MERGED_S = 180.0  # Until every learner is merged, at first and after a strike.
 
 
@@ -74,30 +71,6 @@ def plan(kills: int, seed: int, roles: Sequence[str]) -> list[Strike]:
   return strikes
 
 
-class Stillness:
-  """Measures how long no round closed while the syncer and a learner lived."""
-
-  def __init__(self):
-    self.longest_s = 0.0
-    self._since_s: float | None = None
-    self._merges = 0
-
-  def look(
-    self, now_s: float, states: Sequence[ProcessState], merges: int
-  ) -> float:
-    """Returns for how long it has been so."""
-    running = {state.name for state in states if state.pid is not None}
-    # Before the first close everything compiles; that has its own deadline.
-    if SYNCER not in running or len(running) < 2 or not merges:
-      self._since_s = None
-    elif self._since_s is None or merges > self._merges:
-      self._since_s = now_s
-    self._merges = merges
-    still_s = 0.0 if self._since_s is None else now_s - self._since_s
-    self.longest_s = max(self.longest_s, still_s)
-    return still_s
-
-
 class Soak:
   """One soak test, from its first process to its checks."""
 
@@ -124,7 +97,6 @@ class Soak:
     self._strikes = strikes
     self._say = say
     self._received = received
-    self._stillness = Stillness()
     roles = [SYNCER, *map(learner_name, range(config.protocol.learners))]
     self._resources = ResourceWatch(roles, hub=SYNCER)
     self._merges = self._read_lines = 0
@@ -134,7 +106,6 @@ class Soak:
       config,
       arguments,
       workdir,
-      config.run.restart_delay_s,
       announce=self._on_event,
       on_poll=self._look,
     )
@@ -160,57 +131,30 @@ class Soak:
 
   def checks(self) -> list[Check]:
     """Everything that must hold, with what was found."""
-    run, data = self.run, self._config.data
+    run, data, protocol = self.run, self._config.data, self._config.protocol
     tokens = data.batch * data.seq_len
     growths = self._resources.growths()
-    is_over = run.workdir.summary.exists()
-    still_s = self._stillness.longest_s
+    ledger = token_tapes.rows_of(
+      run.workdir, protocol.fragments, tokens, protocol.blend
+    )
     return [
       Check(
         'rounds go on closing',
         [self._ended] if self._ended else [],
-        f'{self._merges} closed; never still for more than {still_s:.1f} s',
+        f'{self._merges} closed',
       ),
-      Check(
-        'nobody dies unexpectedly',
-        run_checks.exits(run.events, is_over),
-        f'{self._kills} killed by the soak',
+      *run_checks.common(
+        run.tape,
+        {m: read_jsonl(run.workdir.learner_tape(m)) for m in run.learners},
+        ledger,
+        run.events,
+        is_over=run.workdir.summary.exists(),
       ),
-      Check('versions rise by one', run_checks.versions(run.tape)),
-      Check('whole steps', run_checks.whole_steps(run.tape, tokens)),
-      Check('no contribution twice', run_checks.merged_once(run.tape)),
-      Check('no step twice', steps_merged_once(run.tape, run.steps)),
-      Check(
-        'tokens balance',
-        run_checks.tokens_balance(run.tape, run.steps, tokens),
-        f'{sum(map(len, run.steps.values())) * tokens:,} tokens trained',
-      ),
-      Check('goodput is known', *self._goodput()),
-      self._token_ledger(tokens),
       _flat('memory', growths, 'rss_bytes', RSS_BYTES_MAX, 1e6, 'MB'),
       _flat('descriptors', growths, 'descriptors', DESCRIPTORS_MAX, 1, ''),
       _flat('threads', growths, 'threads', THREADS_MAX, 1, ''),
       Check('all processes are gone', self._resources.left()),
     ]
-
-  def _goodput(self) -> tuple[list[str], str]:
-    """Returns the findings on goodput, and its value as text."""
-    tape = self.run.tape
-    work = work_of_tape(reversed(tape), self._config.protocol.learners)
-    if work is None:
-      return ['no line of the tape says it'], ''
-    return [], f'{work.goodput(max(x[names.TIME] for x in tape)):.1%}'
-
-  def _token_ledger(self, tokens_per_step: int) -> Check:
-    protocol = self._config.protocol
-    rows = token_tapes.rows_of(
-      self.run.workdir, protocol.fragments, tokens_per_step, protocol.blend
-    )
-    return Check(
-      'every token is accounted for',
-      run_checks.tokens_explained(rows),
-      token_ledger.text(token_ledger.total(rows.values())),
-    )
 
   def samples(self) -> dict[str, list[Sample]]:
     """Returns the samples of each process, once it was warm."""
@@ -254,14 +198,6 @@ class Soak:
           self._resources.works(name)
     self._read_lines = len(tape)
     self._resources.sample()
-    still_s = self._stillness.look(
-      time.monotonic(), self.run.supervisor.states(), self._merges
-    )
-    if still_s > ROUND_S:
-      raise Overdue(
-        f'no round closed for {still_s:.0f} s though the syncer and a learner '
-        'lived'
-      )
 
   def _on_event(self, event: ProcessEvent) -> None:
     match event.event:
@@ -278,43 +214,6 @@ class Soak:
       f'{at_s:6.1f} s  kill {self._kills}/{planned}  '
       f'{" and ".join(strike.victims)}, {when}; {self._merges} rounds closed'
     )
-
-
-def steps_merged_once(
-  tape: Iterable[Mapping], steps: Mapping[int, Sequence[WrittenStep]]
-) -> list[str]:
-  """No step of a process is in two contributions to one fragment.
-
-  Stronger than `merged_once`: it sees through a new session of the process.
-  """
-  lives = {m: _lives(many) for m, many in steps.items()}
-  until = {}  # (learner, process, fragment) -> last step, round.
-  findings = []
-  for line in run_checks.closed(tape):
-    for share in line['shares']:
-      m, incarnation = share['learner'], share['incarnation']
-      # Killed before it wrote a step: the incarnation stands for the process.
-      life = lives.get(m, {}).get(incarnation, incarnation)
-      key = m, life, line['fragment']
-      first = share['step'] - share['c_steps'] + 1
-      last, round_ = until.get(key, (0, None))
-      if first <= last:
-        findings.append(
-          f'learner {m}, fragment {key[2]}: step {first} is merged in round '
-          f'{line["round"]}, and was in round {round_} (incarnation '
-          f'{incarnation})'
-        )
-      until[key] = max(share['step'], last), line['round']
-  return findings
-
-
-def _lives(steps: Sequence[WrittenStep]) -> dict[int, int]:
-  """Returns the count of the process of each incarnation."""
-  life, found = 0, {}
-  for i, step in enumerate(steps):
-    life += run_checks.begins_process(steps, i)
-    found.setdefault(step.incarnation, life)
-  return found
 
 
 def _flat(

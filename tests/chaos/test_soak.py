@@ -9,10 +9,8 @@ import sys
 
 import pytest
 
-from launch.supervisor import RUNNING, WAITING, ProcessState
 from tests.chaos import resources, soak_run
 from tests.chaos.resources import Sample
-from tests.chaos.soak_run import Stillness
 
 pytestmark = pytest.mark.beside
 
@@ -36,46 +34,10 @@ def test_a_plan_has_pairs_start_ups_and_every_role():
   assert not planned[0].in_start_up
 
 
-def test_each_role_is_spared_for_a_quarter():
-  killed = [v for s in soak_run.plan(KILLS, SEED, ROLES) for v in s.victims]
-  for i, role in enumerate(ROLES):
-    quarter = KILLS // len(ROLES)
-    # The last strike of the quarter before may have been of two.
-    assert role not in killed[i * quarter + 1 : (i + 1) * quarter]
-
-
-def states(*running):
-  return [
-    ProcessState(name, RUNNING if name in running else WAITING, pid, 1)
-    for name, pid in ((name, 7 if name in running else None) for name in ROLES)
-  ]
-
-
-def test_it_is_still_only_while_syncer_and_a_learner_live():
-  stillness = Stillness()
-  both, alone = states('syncer', 'learner-1'), states('syncer')
-  assert stillness.look(0.0, both, merges=0) == 0.0
-  assert stillness.look(50.0, both, merges=0) == 0.0  # Still compiling.
-  assert stillness.look(51.0, both, merges=1) == 0.0
-  assert stillness.look(54.0, both, merges=1) == 3.0
-  assert stillness.look(55.0, both, merges=2) == 0.0
-  assert stillness.look(60.0, alone, merges=2) == 0.0
-  assert stillness.look(70.0, states('learner-1'), merges=2) == 0.0
-  assert stillness.look(71.0, both, merges=2) == 0.0
-  assert stillness.look(75.0, both, merges=2) == 4.0
-  assert stillness.longest_s == 4.0
-
-
 def samples(seconds, rss_bytes):
   return [
     Sample(float(t), rss_bytes(t), 20.0, {'python': 9}) for t in range(seconds)
   ]
-
-
-def test_growth_is_per_minute():
-  grown = resources.growth('a', 7, samples(90, lambda t: 1e8 + 1e5 * t))
-  assert grown.rss_bytes == pytest.approx(6e6)
-  assert (grown.descriptors, grown.threads) == (0.0, 0.0)
 
 
 def test_a_warm_up_is_no_growth_and_a_leak_beside_it_is():
@@ -89,11 +51,6 @@ def test_a_warm_up_is_no_growth_and_a_leak_beside_it_is():
     'a', 7, samples(60, lambda t: warms_up(t) + leak * t)
   )
   assert found.rss_bytes > resources.RSS_BYTES_MAX
-
-
-def test_one_peak_is_no_growth():
-  peak = samples(90, lambda t: 9e8 if t == 80 else 1e8)
-  assert resources.growth('a', 7, peak).rss_bytes == 0.0
 
 
 def with_threads(counts):
@@ -113,11 +70,6 @@ def test_threads_that_stay_are_growth():
   leak = resources.growth('a', 7, with_threads([t // 10 for t in range(121)]))
   assert leak.threads == pytest.approx(6.0)
   assert leak.new_threads == '+12 pool'
-
-
-def test_a_short_life_tells_nothing():
-  assert resources.growth('a', 7, samples(20, lambda t: 1e8)) is None
-  assert resources.growth('a', 7, []) is None
 
 
 def test_a_sample_is_taken_only_while_all_are_at_work(monkeypatch):

@@ -27,7 +27,7 @@ def learner():
     name: jax.numpy.asarray(rng.normal(size=shape), jax.numpy.float32)
     for name, shape in {'block/w': (4, 6), 'norm': (6,)}.items()
   }
-  optimizer = inner.make_inner()
+  optimizer = inner.adamw()
   _, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
   bases = {
     0: {'block/w[0]': rng.normal(size=(6,)).astype(np.float32)},

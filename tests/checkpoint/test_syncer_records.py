@@ -15,9 +15,8 @@ from diloco.checkpoint.parameters import read_parameters, write_parameters
 from diloco.checkpoint.syncer_records import SyncerRecords
 from diloco.config import run_config
 from diloco.metrics.workdir import Workdir
-from diloco.protocol.grace import Ema
-from diloco.protocol.syncer.members import LearnerAccount
-from diloco.protocol.syncer.state import Ledger
+from diloco.protocol.syncer.state import LearnerAccount, Ledger
+from diloco.protocol.values import Ema
 from diloco.run.spec import make_run_spec
 from diloco.syncer.outer_state import OuterState
 from diloco.syncer.stats import RunStats

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from diloco.config import parsing, run_config, sections
-from diloco.config.data_section import MixItem
+from diloco.config import run_config, sections
 from diloco.config.sections import ConfigError
+from diloco.data.sources import MixtureSource
 from experiments import common
 
 
@@ -32,7 +32,7 @@ def test_the_defaults_are_valid_and_complete():
   config = run_config.build(common.base())
   assert config.protocol.fragments == 8
   assert config.outer == sections.OuterConfig(lr=0.6, momentum=0.7)
-  assert parsing.flatten(common.base()).keys() == run_config.key_types().keys()
+  assert sections.flatten(common.base()).keys() == run_config.key_types().keys()
 
 
 def test_an_unknown_key_names_the_nearest_one():
@@ -122,11 +122,11 @@ def test_an_int_is_a_float():
     ({'data__path': 'x.txt'}, "read only with data.source='text'"),
     ({'data__source': 'parquet'}, "data.source='parquet' needs the path"),
     (
-      {'data__source': 'tfds', 'data__path': 'x', 'data__text_key': ''},
-      "text_key='': format 'tfds' needs the name",
+      {'data__source': 'parquet', 'data__path': 'x', 'data__text_key': ''},
+      "text_key='': format 'parquet' needs the name",
     ),
     ({'data__source': 'mix'}, "mix=(): data.source='mix' needs 'WEIGHT"),
-    ({'data__mix': ('1 tfds x',)}, "read only with data.source='mix'"),
+    ({'data__mix': ('1 parquet x',)}, "read only with data.source='mix'"),
     (
       {'data__source': 'mix', 'data__mix': ('1 parquet',)},
       "data.mix: '1 parquet' is not 'WEIGHT FORMAT PATH'",
@@ -141,7 +141,7 @@ def test_an_int_is_a_float():
     ),
     (
       {'data__source': 'mix', 'data__mix': ('1 csv y',)},
-      "format 'csv' must be one of array_record, parquet, tfds",
+      "format 'csv' must be one of array_record, parquet",
     ),
     (
       {'data__source': 'mix', 'data__mix': ('1 parquet: y',)},
@@ -207,6 +207,16 @@ def test_a_value_that_breaks_the_rule_of_its_key_is_named(key, rule):
     assert f'{key}={value!r}: {rule.text}' in caught.value.problems
 
 
+@pytest.mark.parametrize('value', [math.nan, math.inf])
+def test_a_number_of_the_protocol_is_named_by_its_key(value):
+  """Its rules are its own; the key stands before each."""
+  for name in ('grace_safety', 'grace_cap_steps', 'patience', 'blend_alpha'):
+    with pytest.raises(ConfigError) as caught:
+      run_config.build(changed(**{f'protocol__{name}': value}))
+    for problem in caught.value.problems:
+      assert problem.startswith(f'protocol.{name}={value}, must be ')
+
+
 def test_all_problems_stand_in_one_message():
   config = changed(model__head_dim=3, codec__block_size=0, data__shards=1)
   config.oter = 3
@@ -227,15 +237,15 @@ def test_a_mix_is_what_its_items_say():
   mix = ('0.7 parquet /data/a b/*', '3 array_record: gs://bucket/x')
   data = run_config.build(changed(data__source='mix', data__mix=mix)).data
   assert data.items == (
-    MixItem(0.7, 'parquet', 'text', '/data/a b/*'),
-    MixItem(3.0, 'array_record', '', 'gs://bucket/x'),
+    MixtureSource('parquet', '/data/a b/*', 'text', 0.7),
+    MixtureSource('array_record', 'gs://bucket/x', '', 3.0),
   )
   assert data.heldout is None
-  config = changed(data__source='tfds', data__path='c4', data__text_key='t')
-  config.data.heldout_path = 'c4#validation'
+  config = changed(data__source='parquet', data__path='c4', data__text_key='t')
+  config.data.heldout_path = 'c4-held'
   data = run_config.build(config).data
-  assert data.items == (MixItem(1.0, 'tfds', 't', 'c4'),)
-  assert data.heldout == MixItem(1.0, 'tfds', 't', 'c4#validation')
+  assert data.items == (MixtureSource('parquet', 'c4', 't', 1.0),)
+  assert data.heldout == MixtureSource('parquet', 'c4-held', 't', 1.0)
 
 
 def test_what_no_syncer_serves_is_refused():

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small files of documents, and tokenizers for them, made by the tests."""
 
-import base64
 import io
-import itertools
 import pathlib
 import random
 from collections.abc import Sequence
@@ -54,49 +52,37 @@ def parquet(folder: pathlib.Path, documents: Sequence[str], rows=23, files=2):
   return folder
 
 
-def tfds(folder: pathlib.Path, documents: Sequence[str], files=2):
-  """A prepared dataset, toy/1.0.0, whose 'validation' is an eighth of it."""
-  import tensorflow_datasets as tfds
-
-  version = folder / 'toy' / '1.0.0'
-  version.mkdir(parents=True)
+def examples(folder: pathlib.Path, documents: Sequence[str], files=2):
+  """Files as of TFDS, toy-SPLIT.array_record…; an eighth is 'validation'."""
+  folder.mkdir()
   cut = len(documents) - len(documents) // 8
   splits = {'train': documents[:cut], 'validation': documents[cut:]}
-  features = tfds.features.FeaturesDict(
-    {'text': tfds.features.Text(), 'url': tfds.features.Text()}
-  )
-  infos = []
   for split, texts_ in splits.items():
-    parts = [texts_[i::files] for i in range(files)]
-    for i, part in enumerate(parts):
-      name = f'toy-{split}.array_record-{i:05d}-of-{files:05d}'
-      examples = [
-        features.serialize_example({'text': text, 'url': f'u{k}'})
-        for k, text in enumerate(part)
+    for i in range(files):
+      records = [
+        _example({'text': text, 'url': f'u{k}'})
+        for k, text in enumerate(texts_[i::files])
       ]
-      write_records(version / name, examples)
-    template = tfds.core.ShardedFileTemplate(
-      data_dir=version,
-      dataset_name='toy',
-      split=split,
-      filetype_suffix='array_record',
-    )
-    infos.append(
-      tfds.core.SplitInfo(
-        name=split,
-        shard_lengths=[len(part) for part in parts],
-        num_bytes=0,
-        filename_template=template,
-      )
-    )
-  tfds.folder_dataset.write_metadata(
-    data_dir=str(version),
-    features=features,
-    split_infos=infos,
-    filename_template='{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}',
-    check_data=False,
+      name = f'toy-{split}.array_record-{i:05d}-of-{files:05d}'
+      write_records(folder / name, records)
+  return folder
+
+
+def _example(features: dict[str, str]) -> bytes:
+  """A tf.train.Example as protobuf: entries of a map from name to bytes."""
+  entries = (
+    _field(1, name.encode()) + _field(2, _field(1, _field(1, text.encode())))
+    for name, text in features.items()
   )
-  return version
+  return _field(1, b''.join(_field(1, entry) for entry in entries))
+
+
+def _field(number: int, content: bytes) -> bytes:
+  size, left = bytearray(), len(content)
+  while left > 0x7F:
+    size.append(left & 0x7F | 0x80)
+    left >>= 7
+  return bytes([number << 3 | 2, *size, left]) + content
 
 
 def sentencepiece_model(path: pathlib.Path, documents: Sequence[str]) -> str:
@@ -130,20 +116,3 @@ def tokenizers_json(path: pathlib.Path, documents: Sequence[str]) -> str:
   tokenizer.train_from_iterator(documents, trainer)
   tokenizer.save(str(path))
   return f'tokenizers:{path}'
-
-
-def tiktoken_file(path: pathlib.Path, documents: Sequence[str]) -> str:
-  """Writes ranks of all bytes and of the most frequent pairs of letters."""
-  pairs = {}
-  for text in documents:
-    for pair in itertools.pairwise(text):
-      token = ''.join(pair).encode()
-      if len(token) == 2:
-        pairs[token] = pairs.get(token, 0) + 1
-  best = sorted(pairs, key=lambda token: (-pairs[token], token))[:40]
-  tokens = [*(bytes([byte]) for byte in range(256)), *best]
-  lines = [
-    base64.b64encode(token) + b' %d' % rank for rank, token in enumerate(tokens)
-  ]
-  path.write_bytes(b'\n'.join(lines) + b'\n')
-  return f'tiktoken:{path}'

@@ -11,26 +11,26 @@ import numpy as np
 import pytest
 
 from diloco.data import parquet_files, pipeline, text_windows
+from diloco.data.corpus import file_corpus, heldout_documents
 from diloco.data.documents import Mixture, allow_open
-from diloco.data.mixture import MixtureSource, file_corpus, heldout_documents
 from diloco.data.records_folder import write_records
+from diloco.data.sources import MixtureSource
 from diloco.data.tokenizers import BYTES, make_tokenizer
 from tests.data import made_files
 
 TEXTS = made_files.texts()
 SEQ_LEN, BATCH, SHARDS = 32, 4, 2
-FORMATS = ('array_record', 'example', 'tokens', 'parquet', 'tfds', 'mix')
+FORMATS = ('array_record', 'example', 'tokens', 'parquet', 'mix')
 
 
 @pytest.fixture(scope='module')
 def sources(tmp_path_factory):
   """Returns sources by name, each with the tokenizer it is read with."""
   root = tmp_path_factory.mktemp('files')
-  version = made_files.tfds(root, TEXTS)
-  name = made_files.tiktoken_file(root / 'ranks', TEXTS)
-  tiktoken = make_tokenizer(name)
+  version = made_files.examples(root / 'toy', TEXTS)
+  pieces = make_tokenizer(made_files.tokenizers_json(root / 'json', TEXTS))
   documents = (text.encode() for text in TEXTS if text)
-  write_records(root / 'tokens', 3, documents, tiktoken)
+  write_records(root / 'tokens', 3, documents, pieces)
   records = made_files.array_records(root / 'records', TEXTS)
   parquet = made_files.parquet(root / 'parquet', made_files.texts(seed=1))
   ours = MixtureSource('array_record', str(records), '')
@@ -41,10 +41,9 @@ def sources(tmp_path_factory):
     'example': ([MixtureSource('array_record', examples, 'text')], BYTES),
     'tokens': (
       [MixtureSource('array_record', str(root / 'tokens'), '')],
-      tiktoken,
+      pieces,
     ),
-    'parquet': ([theirs], tiktoken),
-    'tfds': ([MixtureSource('tfds', str(version), 'text')], BYTES),
+    'parquet': ([theirs], pieces),
     'mix': (
       [
         MixtureSource('array_record', str(records), '', 3.0),
@@ -95,7 +94,7 @@ def test_documents_are_trained_on_or_held_out(load, sources, name):
     [token for stream in _streams(part) for token in stream[: len(stream)]]
     for part in (corpus.train, corpus.heldout)
   )
-  texts = TEXTS[: -len(TEXTS) // 8] if name in ('example', 'tfds') else TEXTS
+  texts = TEXTS[: -len(TEXTS) // 8] if name == 'example' else TEXTS
   if name == 'parquet':
     texts = made_files.texts(seed=1)
   if name == 'mix':
@@ -216,9 +215,9 @@ def test_the_fingerprint_sees_what_is_held_out_and_the_weights(load, sources):
 
 
 def test_documents_of_another_path_can_be_held_out(load, sources):
-  [source], _ = sources['tfds']
-  held = MixtureSource('tfds', f'{source.path}#validation', 'text')
-  corpus = load('tfds', held)
+  [source], _ = sources['example']
+  held = source.path.replace('-train', '-validation')
+  corpus = load('example', MixtureSource('array_record', held, 'text'))
   cut = len(TEXTS) - len(TEXTS) // 8
   for part, texts in (
     (corpus.train, TEXTS[:cut]),
@@ -282,7 +281,7 @@ def _refused(tmp_path, source, tokenizer=BYTES):
   return str(caught.value)
 
 
-@pytest.mark.parametrize('format_', ['array_record', 'parquet', 'tfds'])
+@pytest.mark.parametrize('format_', ['array_record', 'parquet'])
 def test_nothing_is_there(tmp_path, format_):
   said = _refused(
     tmp_path, MixtureSource(format_, str(tmp_path / 'no'), 'text')
@@ -306,12 +305,8 @@ def test_another_column_is_wanted(tmp_path):
   assert "column data.text_key='id' is of int64, must be text" in said
 
 
-def test_another_feature_or_split_is_wanted(tmp_path):
-  version = made_files.tfds(tmp_path, TEXTS)
-  said = _refused(tmp_path, MixtureSource('tfds', str(version), 'body'))
-  assert "no feature data.text_key='body', those there are: text, url" in said
-  said = _refused(tmp_path, MixtureSource('tfds', f'{version}#test', 'text'))
-  assert "no split 'test', those there are: train, validation" in said
+def test_another_feature_is_wanted(tmp_path):
+  version = made_files.examples(tmp_path / 'toy', TEXTS)
   examples = f'{version}/toy-train*'
   said = _refused(tmp_path, MixtureSource('array_record', examples, 'body'))
   assert "no feature 'body' of bytes; those there are: text, url" in said
@@ -333,19 +328,15 @@ def test_tokens_of_another_tokenizer(sources, tmp_path):
 def test_a_document_that_is_no_unicode(sources, tmp_path):
   path = tmp_path / 'records'
   made_files.write_records(path, [b'one', b'two \xff'])
-  _, tiktoken = sources['tokens']
+  _, pieces = sources['tokens']
   said = _refused(
-    tmp_path, MixtureSource('array_record', str(path), ''), tiktoken
+    tmp_path, MixtureSource('array_record', str(path), ''), pieces
   )
   assert said.startswith(f'{path}: a document is not UTF-8')
 
 
-@pytest.mark.parametrize(
-  ('format_', 'module', 'extra'),
-  [('parquet', 'pyarrow', 'data'), ('tfds', 'tensorflow_datasets', 'tfds')],
-)
-def test_a_missing_package(tmp_path, monkeypatch, format_, module, extra):
-  monkeypatch.setitem(sys.modules, module, None)
-  said = _refused(tmp_path, MixtureSource(format_, str(tmp_path), 'text'))
-  assert f"data.source='{format_}' needs {module}" in said
-  assert f"pip install 'diloco[{extra}]'" in said
+def test_a_missing_package(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'pyarrow', None)
+  said = _refused(tmp_path, MixtureSource('parquet', str(tmp_path), 'text'))
+  assert "data.source='parquet' needs pyarrow" in said
+  assert "pip install 'diloco[data]'" in said

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from diloco.data import paths
-from diloco.data.mixture import MixtureSource, file_corpus
+from diloco.data.corpus import file_corpus
 from diloco.data.records_folder import write_records
+from diloco.data.sources import MixtureSource
 from diloco.data.tokenizers import BYTES
 from tests.data import made_files
 

@@ -104,7 +104,7 @@ def test_a_folder_that_can_not_be_written(folder, tmp_path):
 
 
 def test_written_tokens_bring_their_index_along(tmp_path):
-  tokenizer = make_tokenizer(made_files.tiktoken_file(tmp_path / 'r', TEXTS))
+  tokenizer = make_tokenizer(made_files.tokenizers_json(tmp_path / 'r', TEXTS))
   documents = [text.encode() for text in TEXTS if text]
   write_records(tmp_path / 'tokens', 2, documents, tokenizer)
   theirs, built = _load(tmp_path / 'tokens', tmp_path, tokenizer)

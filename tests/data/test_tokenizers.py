@@ -14,7 +14,6 @@ TEXTS = made_files.texts()
 MADE = {
   'sentencepiece': made_files.sentencepiece_model,
   'tokenizers': made_files.tokenizers_json,
-  'tiktoken': made_files.tiktoken_file,
 }
 KINDS = sorted(MADE)
 
@@ -67,13 +66,11 @@ def test_a_model_of_sentencepiece_is_exported_as_it_is(names):
   assert name == 'tokenizer.model'
   theirs = sentencepiece.SentencePieceProcessor(model_proto=content)
   assert theirs.piece_to_id(ours.end_text) == ours.end
-  assert make_tokenizer(names['tiktoken']).exported is None
 
 
-@pytest.mark.parametrize('kind', ['tokenizers', 'tiktoken'])
-def test_the_end_is_but_text_in_a_text(names, kind):
+def test_the_end_is_but_text_in_a_text(names):
   """The end token's text inside a document does not end it."""
-  tokenizer = make_tokenizer(names[kind])
+  tokenizer = make_tokenizer(names['tokenizers'])
   [tokens] = tokenizer.encode([b'a <|endoftext|> b'])
   assert list(tokens).count(tokenizer.end) == 1
   assert tokenizer.decode(tokens) == b'a <|endoftext|> b'
@@ -123,13 +120,6 @@ def test_a_file_of_something_else(kind, tmp_path):
     make_tokenizer(f'{kind}:{path}')
   with pytest.raises(FileNotFoundError, match="no file '/no/such'"):
     make_tokenizer(f'{kind}:/no/such')
-
-
-def test_tiktoken_without_a_token_for_each_byte(tmp_path):
-  path = tmp_path / 'ranks'
-  path.write_bytes(b'YQ== 0\n')
-  with pytest.raises(ValueError, match='some bytes have no token'):
-    make_tokenizer(f'tiktoken:{path}')
 
 
 @pytest.mark.parametrize('kind', KINDS)

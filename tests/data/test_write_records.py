@@ -46,7 +46,7 @@ def test_documents_are_dealt_in_turn(tmp_path):
 
 
 def test_tokens_are_as_small_as_they_can_be(tmp_path):
-  tokenizer = make_tokenizer(made_files.tiktoken_file(tmp_path / 'r', TEXTS))
+  tokenizer = make_tokenizer(made_files.tokenizers_json(tmp_path / 'r', TEXTS))
   for each, dtype in ((BYTES, '|u1'), (tokenizer, '<u2')):
     folder = tmp_path / dtype.strip('<|')
     contents = write_records(folder, 1, DOCUMENTS, each)

@@ -186,7 +186,7 @@ def test_a_task_that_lm_eval_can_not_ask_ends_in_78(workdir, tmp_path):
   assert ended.returncode == 78
   assert 'bad.jsonl, line 1: missing or unknown fields' in ended.stderr
   assert not out.exists()
-  name = made_files.tiktoken_file(tmp_path / 'ranks', made_files.texts())
+  name = made_files.sentencepiece_model(tmp_path / 'm', made_files.texts())
   with pytest.raises(ValueError, match='lm-eval reads a tokenizer'):
     export_files.task_files(TASK, out, make_tokenizer(name), 32)
 

@@ -49,7 +49,7 @@ def run(
   step_s: float = 1.0,
   timeline_s: float = 0.0,
   **changes,
-) -> fleet.FleetResult:
+) -> fleet.DecoupledFleet:
   """A fleet of as many learners as the protocol has."""
   config = config_of(**changes)
   return fleet.run(

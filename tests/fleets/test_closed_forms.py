@@ -7,9 +7,8 @@ import statistics
 
 import pytest
 
-from diloco.fleets import failures, synchronous, systems
-from diloco.fleets.speeds import Speeds
-from diloco.fleets.synchronous import GroupExchange
+from diloco.fleets import failures, systems
+from diloco.metrics import goodput as metrics_goodput
 
 PAUSE_S, REPAIR_S = 13.7, 66.3
 HOURS_S = 10 * 3600.0
@@ -27,14 +26,19 @@ def _trace(chips: int, seed: int, learners: int = 1):
   )
 
 
-def _run(chips, seed, rule, learners=1, exchange=None):
+def _stops(chips, seed, rule, learners=1):
+  """Returns the stops of each learner, and the time of the run."""
   trace = _trace(chips, seed, learners)
   until_s = HOURS_S / learners
   own = [failures.of_learner(trace, i, learners) for i in range(learners)]
-  speeds = [Speeds(1.0, 0.0, random.Random(0)) for _ in own]
-  return synchronous.run(
-    [rule(part, PAUSE_S, until_s) for part in own], speeds, until_s, exchange
-  )
+  return [rule(part, PAUSE_S, until_s) for part in own], until_s
+
+
+def _goodput(chips, seed, rule):
+  (stops,), until_s = _stops(chips, seed, rule)
+  useful_s, stepping_s = failures.running_s(stops, (), until_s)
+  assert useful_s == pytest.approx(stepping_s)
+  return useful_s / until_s
 
 
 def _meets(values, expected: float, off: float = 0.0):
@@ -70,7 +74,7 @@ def test_goodput_without_elasticity_of_the_paper_s_fleets(chips, percent):
 
 @pytest.mark.parametrize('chips', [150_000, 600_000, 2_400_000])
 def test_waiting_fleets_meet_their_formula(chips):
-  simulated = [_run(chips, seed, failures.waiting).goodput for seed in SEEDS]
+  simulated = [_goodput(chips, seed, failures.waiting) for seed in SEEDS]
   expected = systems.waiting_goodput(_rate(chips), PAUSE_S + REPAIR_S)
   assert _meets(simulated, expected)
 
@@ -79,43 +83,25 @@ def test_waiting_fleets_meet_their_formula(chips):
 def test_elastic_fleets_meet_their_formula(chips):
   """Within half a point: a return soon after its own pause finds the learner
   running more often than g."""
-  simulated = [_run(chips, seed, failures.elastic).goodput for seed in SEEDS]
+  simulated = [_goodput(chips, seed, failures.elastic) for seed in SEEDS]
   expected = systems.elastic_goodput(_rate(chips), PAUSE_S)
   assert _meets(simulated, expected, off=0.005)
 
 
 @pytest.mark.parametrize('learners', [2, 8])
 def test_uptime_of_independent_learners_meets_its_formula(learners):
-  simulated = [
-    _run(2_400_000, seed, failures.elastic, learners).uptime for seed in SEEDS
-  ]
+  def uptime(seed):
+    every, until_s = _stops(2_400_000, seed, failures.elastic, learners)
+    running = []
+    for stops in every:
+      edges = [0.0, *(x for s in stops for x in (s.begin_s, s.end_s)), until_s]
+      running += [(a, min(b, until_s)) for a, b in zip(edges[::2], edges[1::2])]
+    up = metrics_goodput.joined(span for span in running if span[0] < span[1])
+    return sum(end_s - begin_s for begin_s, end_s in up) / until_s
+
   g = systems.elastic_goodput(_rate(2_400_000, learners), PAUSE_S)
-  assert _meets(simulated, systems.uptime(g, learners), off=0.005 / learners)
-
-
-@pytest.mark.parametrize('exchange', [GroupExchange(24), GroupExchange(1, 2)])
-def test_lock_step_is_between_its_bounds(exchange):
-  """The more it may overlap, the nearer it is to the upper bound."""
-  runs = [
-    _run(1_200_000, seed, failures.elastic, 8, exchange).goodput
-    for seed in SEEDS
-  ]
-  g = systems.elastic_goodput(_rate(1_200_000, 8), PAUSE_S)
-  assert g**8 < statistics.fmean(runs) < g
-
-
-def test_without_slack_lock_step_has_its_least_goodput():
-  """Up to the rest of a step that others finish when one stops.
-
-  That is g^M: the groups step only while none of them stands, and their stops
-  are independent of each other.
-  """
-  runs = [
-    _run(1_200_000, seed, failures.elastic, 8, GroupExchange(1)).goodput
-    for seed in SEEDS
-  ]
-  g = systems.elastic_goodput(_rate(1_200_000, 8), PAUSE_S)
-  assert _meets(runs, g**8, off=0.02)
+  expected = systems.uptime(g, learners)
+  assert _meets(list(map(uptime, SEEDS)), expected, off=0.005 / learners)
 
 
 @pytest.mark.parametrize(

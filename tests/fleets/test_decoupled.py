@@ -5,10 +5,11 @@ import math
 
 import pytest
 
-from diloco.fleets.failures import Arrival, Death, FaultEvents, Stall
+from diloco.fleets.failures import Death, FaultEvents, Stall
+from diloco.fleets.fleet import DecoupledFleet, Fleet
 from diloco.fleets.tally import Union
 from diloco.simulator.network import SYNCER
-from tests.fleets.fleets import network_of, run
+from tests.fleets.fleets import config_of, network_of, run
 
 
 def test_nothing_happens_to_a_fleet():
@@ -67,11 +68,15 @@ def test_a_learner_that_never_comes_back():
 
 
 def test_a_newcomer_is_merged():
-  befalls = FaultEvents(arrivals=(Arrival(1, 50.0),))
-  outcome = run(100.0, befalls)
-  assert 45 <= outcome.learners[1].steps <= 50
-  assert outcome.learners[1].peer_bootstraps == 1
-  assert outcome.learners[1].merged >= 40
+  two = Fleet((1.0, 1.0), 1000)
+  fleet = DecoupledFleet(config_of(), two, network_of(), seed=0)
+  fleet.join(0)
+  fleet.run(50.0)
+  fleet.join(1)
+  fleet.run(100.0)
+  assert 45 <= fleet.learners[1].steps <= 50
+  assert fleet.learners[1].peer_bootstraps == 1
+  assert fleet.learners[1].merged >= 40
 
 
 def test_learners_train_on_without_a_syncer():

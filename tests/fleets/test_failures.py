@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of failures: their numbers, their shares, and files of them."""
+"""Traces of failures: their numbers, and their shares."""
 
 import math
 import random
@@ -8,7 +8,6 @@ import statistics
 import pytest
 
 from diloco.fleets import failures, speeds
-from diloco.fleets.failures import Interruption
 
 REPAIR = failures.make('exponential', 60.0)
 HOUR_S = 3600.0
@@ -76,62 +75,3 @@ def test_slow_learners_and_jitter():
   assert statistics.stdev(lengths) == pytest.approx(0.2, rel=0.05)
   pace = speeds.Speeds(2.0, 0.9, random.Random(1))
   assert min(pace.next_s(0.0) for _ in range(1000)) == pytest.approx(0.2)
-
-
-# Files --------------------------------------------------------------------
-
-
-def _file(tmp_path, text: str):
-  path = tmp_path / 'cluster.csv'
-  path.write_text(text)
-  return path
-
-
-def test_a_file_is_read_in_any_order_of_columns_and_lines(tmp_path):
-  path = _file(
-    tmp_path,
-    'chip,repair_s,host,at_s\n3,60,b,20.5\n0,1e2,a,10\n',
-  )
-  assert failures.read_csv(path, chips=4) == (
-    Interruption(10.0, 0.125, 100.0),
-    Interruption(20.5, 0.875, 60.0),
-  )
-
-
-@pytest.mark.parametrize('chips', [3, 1000, 150_000])
-def test_a_chip_of_a_file_is_that_chip(tmp_path, chips):
-  path = _file(tmp_path, f'at_s,chip,repair_s\n1,{chips - 1},1\n2,0,1\n')
-  last, first = failures.read_csv(path, chips)
-  assert (int(first.place * chips), int(last.place * chips)) == (0, chips - 1)
-
-
-def test_a_file_without_failures_is_a_quiet_cluster(tmp_path):
-  assert failures.read_csv(_file(tmp_path, 'at_s,chip,repair_s\n'), 4) == ()
-
-
-@pytest.mark.parametrize(
-  ('text', 'message'),
-  [
-    ('', r'csv:1: no column at_s, chip, repair_s; .* and names none'),
-    ('at_s,chip\n', r'csv:1: no column repair_s; .* and names at_s, chip'),
-    ('at_s,chip,repair_s\n1,2,3\nx,2,3\n', r"csv:3: at_s='x': must be a num"),
-    ('at_s,chip,repair_s\n1,2\n', r'csv:2: repair_s=None: must be a number'),
-    ('at_s,chip,repair_s\n1,2,nan\n', r"csv:2: repair_s='nan': .* finite"),
-    ('at_s,chip,repair_s\n1,2,inf\n', r"csv:2: repair_s='inf': .* finite"),
-    ('at_s,chip,repair_s\n-1,2,3\n', r"csv:2: at_s='-1': .* at least 0"),
-    ('at_s,chip,repair_s\n1,4,3\n', r"csv:2: chip='4': .* 0 to 3"),
-    ('at_s,chip,repair_s\n1,1.5,3\n', r"csv:2: chip='1.5': .* whole number"),
-    ('at_s,chip,repair_s\n1,2,3,4\n', r'csv:2: more values than .* names'),
-    ('at_s,chip,repair_s\n1,2,"3\n', r'csv:2: not CSV'),
-  ],
-)
-def test_a_wrong_file_is_named_with_its_line(tmp_path, text, message):
-  with pytest.raises(failures.TraceError, match=message):
-    failures.read_csv(_file(tmp_path, text), chips=4)
-
-
-def test_a_file_that_is_no_text_is_named(tmp_path):
-  path = tmp_path / 'cluster.csv'
-  path.write_bytes(b'at_s,chip,repair_s\n\xff\xfe\n')
-  with pytest.raises(failures.TraceError, match='not UTF-8 text'):
-    failures.read_csv(path, chips=4)

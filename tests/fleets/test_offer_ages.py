@@ -8,7 +8,7 @@ its round by a moment is merged nevertheless, and of the last boundary.
 import pytest
 
 from diloco.protocol.learner import bootstrap as learner_bootstrap
-from diloco.protocol.learner import offers, snapshots
+from diloco.protocol.learner import offers
 from tests.fleets.fleets import network_of, run
 
 # Latency in steps, τ, M, K, P; and how many steps.
@@ -53,6 +53,6 @@ def test_a_learner_that_begins_without_a_lead_is_late_once(monkeypatch):
 def test_offers_by_own_steps_without_refresh_are_old(monkeypatch):
   """Offers were made s own steps after the last, whatever t was."""
   monkeypatch.setattr(offers.View, 'moved', lambda self, *_: self)
-  monkeypatch.setattr(snapshots, 'refresh', lambda core: None)
+  monkeypatch.setattr(offers, '_to_refresh', lambda core: None)
   monkeypatch.setattr(offers, 'lead_max', lambda config: 0)
   assert not _are_young(*CELLS[0][:-1], 480)

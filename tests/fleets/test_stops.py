@@ -113,6 +113,17 @@ def test_nobody_has_less_than_nothing():
   assert min(s for _, s in failures.capacities(trace, own, 0.6)) == 0.0
 
 
+def test_a_group_without_all_slices_is_useful_in_part():
+  """1 s with all slices, 3 s with half of them, standing, 2 s with all."""
+  stops, shares = [Stall(4.0, 6.0, 'down')], ((1.0, 0.5), (5.0, 1.0))
+  assert failures.running_s(stops, shares, 8.0) == (1 + 1.5 + 2, 6.0)
+
+
+def test_a_stop_across_the_end_counts_up_to_it():
+  stops = [Stall(3.0, 100.0, 'down'), Stall(100.0, 110.0, 'up')]
+  assert failures.running_s(stops, (), 4.0) == (3.0, 3.0)
+
+
 def test_a_clock_that_starts_later_is_in_the_middle_of_things():
   own = (
     Stall(100, 110, 'down'),

@@ -253,7 +253,7 @@ class Lockstep:
     self._workdir = Workdir(folder or pathlib.Path('nowhere'))
     stats = RunStats(self.run_spec.config)
     self._disk = SyncerDisk(self.run_spec, self._workdir, self.model, stats)
-    self.syncer: Syncer = self._disk.begin().machine
+    self.syncer: Syncer = self._disk.begin()
     self.learners = [_LockstepLearner(self, m) for m in range(learners)]
     self._steps = 0
     for learner in self.learners:

@@ -147,7 +147,7 @@ def story(tmp_path_factory):
     run.until(
       lambda: all(
         (living.learner, living.exchange.incarnation) != key
-        for key in run.syncing._peers
+        for key in list(run.syncing._peers)
       ),
       f'learner {living.learner} is gone',
     )

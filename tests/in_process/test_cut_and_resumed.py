@@ -47,7 +47,7 @@ def cut(tmp_path_factory):
         if round_ == CUT_ROUND and not was_cut.is_set():
           was_cut.set()
           key = event.learner, event.incarnation
-          peers.session(key).close('cut off by the test')
+          peers[key].session.close('cut off by the test')
 
   was_cut = threading.Event()
   run.syncing._stats.note_event = cut_off

@@ -35,7 +35,7 @@ def test_progress_is_said_and_an_evaluation_stays(stream):
   shown.happened(0.0, 'learner-0', 'started')
   for step in range(1, 21):
     shown.stepped(0, step, _scalars(step))
-  shown.evaluated(Point(20, 100, 1.25, 1.5, 20.0))
+  shown.evaluated(Point(20, 100, 1.25, 20.0, 1.5))
   shown.close()
   said = file.getvalue()
   line = 'step 20/20  loss 2.5000  held out 1.2500  ●○  20 s simulated\n'
@@ -54,7 +54,7 @@ def test_an_evaluation_stands_in_the_record_of_the_step_before(tmp_path):
   for step in range(1, 8):
     recording.stepped(0, step, _scalars(step))
     if step == 3:
-      recording.evaluated(Point(3, 100, 1.25, 1.5, 3.0))
+      recording.evaluated(Point(3, 100, 1.25, 3.0, 1.5))
   recording.close()
   records = read_jsonl(Workdir(tmp_path).metrics('learner-0'))
   assert [record['step'] for record in records] == [3, 5, 7]

@@ -16,7 +16,7 @@ import pytest
 from diloco.config import run_config
 from diloco.config.sections import ConfigError
 from diloco.lab import run as lab_run
-from diloco.lab.checkpoints import UNREADABLE, KeptCheckpoints, pack, unpack
+from diloco.lab.checkpoints import UNREADABLE, LabCheckpoints, pack, unpack
 from diloco.lab.outputs import Recording
 from diloco.lab.run import train
 from diloco.metrics.workdir import Workdir
@@ -147,7 +147,7 @@ def _whole(tmp_path, monkeypatch, system):
   config = run_config.build(counting.get_config(system))
   whole = Workdir(tmp_path / 'whole-run')
   recording = Recording(whole.root, config)
-  checkpoints = KeptCheckpoints(whole.checkpoints('lab'), config)
+  checkpoints = LabCheckpoints(whole.checkpoints('lab'), config)
   try:
     return whole, train(
       make_run_spec(config), observer=recording, checkpoints=checkpoints
@@ -197,7 +197,7 @@ def test_checkpoints_of_another_configuration_are_removed(tmp_path):
   config = common.quicktest(common.base())
   for seed, found in ((0, 0), (0, 8), (1, 0)):
     config.seed = seed
-    kept = KeptCheckpoints(tmp_path, run_config.build(config))
+    kept = LabCheckpoints(tmp_path, run_config.build(config))
     assert kept.from_step == found
     if not found:
       kept.save(8, ['here'])

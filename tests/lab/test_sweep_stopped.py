@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from diloco.lab import sweep_runner
-from diloco.sweeps import making, sweep, variant_configs
+from diloco.sweeps import making, sweep
 from experiments import common
 from tests import waiting
 
@@ -26,10 +26,11 @@ def test_ctrl_c_ends_the_runs_and_begins_no_other(
   begun = _run_in_place_of_python(tmp_path, monkeypatch)
 
   def interrupted(_):
+    monkeypatch.undo()
     waiting.until(lambda: len(_pids(begun)) == JOBS, 60, 'the first runs')
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(sweep_runner.futures, 'as_completed', interrupted)
+  monkeypatch.setattr(sweep_runner.time, 'sleep', interrupted)
   with pytest.raises(KeyboardInterrupt):
     sweep_runner.make(_asked(tmp_path / 'runs'), JOBS)
   assert len(_pids(begun)) == JOBS
@@ -68,7 +69,7 @@ flags._or_exit(work)([])
 
 def _asked(root: pathlib.Path) -> making.Sweep:
   base = common.base().to_dict()
-  made = variant_configs.make_configs(base, ROWS)
+  made = making.make_configs(base, ROWS)
   return making.with_missing(root, ROWS, 1, made)
 
 
@@ -79,7 +80,7 @@ def _run_in_place_of_python(tmp_path, monkeypatch) -> pathlib.Path:
   program.write_text(f'#!/bin/sh\necho $$ >>{begun}\nexec sleep 600\n')
   program.chmod(0o755)
   monkeypatch.setattr(sweep_runner.sys, 'executable', str(program))
-  monkeypatch.setattr(variant_configs.flags, 'arguments', list)
+  monkeypatch.setattr(making.flags, 'arguments', list)
   return begun
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 
@@ -13,7 +12,6 @@ import pytest
 
 from diloco.config.hardware import V5E, V6E
 from diloco.config.sections import ConfigError
-from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
 from launch.chips import (
   CUDA,
@@ -317,68 +315,3 @@ def test_a_refusal_is_one_line(tmp_path, flags, line):
   assert said.startswith(line)
   assert said.count('\n') == 1
   assert not (tmp_path / 'run').exists()
-
-
-def test_a_newcomer_has_no_chips(tmp_path):
-  _nodes(tmp_path, *(f'dev/nvidia{i}' for i in range(4)))
-  command = ('launch.main', 'add-learner', '--learner=2')
-  ended = _run(
-    tmp_path,
-    *('--chips_per_learner=1', '--config.data.shards=3'),
-    command=command,
-  )
-  said = ended.communicate(timeout=DEADLINE_S)[1]
-  assert ended.returncode == 78
-  assert '--learner=2: all accelerators are dealt to learners of the' in said
-
-
-@pytest.mark.skipif(not pathlib.Path('/proc').exists(), reason='reads /proc')
-@pytest.mark.soak
-def test_a_whole_run_of_two_devices_a_learner(tmp_path):
-  """CPU devices stand for the GPUs, of which the machine has but the files."""
-  _nodes(tmp_path, *(f'dev/nvidia{i}' for i in range(4)))
-  launcher = _run(
-    tmp_path,
-    '--chips_per_learner=2',
-    '--config.mesh.fsdp=2',
-    "--config.faults=('kill learner 1 at 0.2',)",
-    '--config.run.step_floor_s=0.15',
-    JAX_NUM_CPU_DEVICES='2',
-  )
-  workdir = Workdir(tmp_path / 'run')
-  seen = {}
-
-  def look() -> bool:
-    for event in read_jsonl(workdir.events) if workdir.events.exists() else ():
-      if event['event'] == 'started' and event['pid'] not in seen:
-        try:
-          text = pathlib.Path(f'/proc/{event["pid"]}/environ').read_bytes()
-        except OSError:
-          continue  # It has ended.
-        words = (each.partition('=') for each in text.decode().split('\0'))
-        found = {name: value for name, _, value in words}
-        if 'MALLOC_TOP_PAD_' in found:
-          seen[event['pid']] = event['process'], found
-    return launcher.poll() is not None
-
-  try:
-    until(look, DEADLINE_S, lambda: f'the run ends: {seen}')
-    out, said = launcher.communicate(timeout=DEADLINE_S)
-  finally:
-    launcher.send_signal(signal.SIGTERM)
-    launcher.kill()
-  assert launcher.returncode == 0, out + said
-  line = 'CUDA_VISIBLE_DEVICES: learner-0 0,1; learner-1 2,3\n'
-  assert out.startswith(line)
-  assert 'the syncer listens at 127.0.0.1:' in out
-  learners = [
-    (name, found['CUDA_VISIBLE_DEVICES'])
-    for name, found in seen.values()
-    if name.startswith('learner')
-  ]
-  assert sorted(learners) == [
-    ('learner-0', '0,1'), ('learner-1', '2,3'), ('learner-1', '2,3'),
-  ]  # fmt: skip
-  (syncer,) = (found for name, found in seen.values() if name == 'syncer')
-  assert syncer['JAX_PLATFORMS'] == 'cpu'
-  assert 'CUDA_VISIBLE_DEVICES' not in syncer

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole local runs: most with small stand-ins, one with all that is real."""
 
-import fcntl
 import json
 import os
 import pathlib
@@ -12,12 +11,9 @@ import sys
 import psutil
 import pytest
 
-from diloco.config import run_config
-from diloco.config.sections import ConfigError
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
-from experiments import tests_tiny
-from launch.newcomers import Request, ask
+from diloco.transport.sockets import free_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.beside
@@ -139,7 +135,7 @@ def test_a_run_that_was_not_evaluated_has_not_succeeded(tmp_path):
   assert_all_gone(workdir)
 
 
-# Learners that are added and removed, all of them real ------------------------
+# A learner that is added by hand, all of it real -----------------------------
 
 STEPS = 'steps=100000'
 OVERRIDES = {
@@ -153,80 +149,49 @@ OVERRIDES = {
 }
 
 
-def test_a_run_that_has_but_a_lock_is_asked_for_nothing(tmp_path):
-  workdir = Workdir(tmp_path)
-  config = run_config.build(tests_tiny.get_config())
-  with workdir.lock.open('ab') as lock:
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(ConfigError, match='the run there has not started'):
-      ask(config, workdir, Request(1, joins=True), print)
-  assert not workdir.requests.exists()
-
-
 def test_a_learner_joins_a_run_that_goes_on_and_leaves_it(tmp_path):
   workdir = Workdir(tmp_path / 'run')
-  given = tests_tiny.get_config(STEPS)
-  given.update_from_flattened_dict(OVERRIDES)
-  config = run_config.build(given)
-  given.protocol.quorum = 2
-  other = run_config.build(given)
   flags = [
     f'--config=experiments/tests_tiny.py:{STEPS}',
     *(f'--config.{key}={value}' for key, value in OVERRIDES.items()),
     f'--workdir={workdir.root}',
   ]
-
-  def refusal(learner, joins, config=config):
-    with pytest.raises(ConfigError) as refused:
-      ask(config, workdir, Request(learner, joins), print)
-    return str(refused.value)
+  port = free_port()
 
   def merged(learner):
     assert launcher.poll() is None, launcher.stdout.read()
     closes = [x for x in read_jsonl(workdir.tape) if x['kind'] == 'Publish']
-    merges = [[s['learner'] for s in close['shares']] for close in closes]
-    return sum(learner in each for each in merges)
+    return sum(
+      learner in [share['learner'] for share in close['shares']]
+      for close in closes
+    )
 
-  def running():
-    return json.loads(workdir.pids.read_text())['processes']
-
-  assert f'{workdir.root}: no launcher is running there' in refusal(2, True)
   launcher = subprocess.Popen(
-    [sys.executable, '-m', 'launch.local', *flags],
+    [
+      *(sys.executable, '-m', 'launch.local', *flags),
+      f'--config.transport.port={port}',
+    ],
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
     text=True,
   )
   try:
     until(lambda: merged(0), DEADLINE_S, 'a round')
-    added = subprocess.run(
+    with subprocess.Popen(
       [
-        *(sys.executable, '-m', 'launch.main', 'add-learner', '--learner=2'),
-        *flags,
+        *(sys.executable, '-m', 'diloco.learner', *flags, '--learner=2'),
+        f'--syncer=127.0.0.1:{port}',
       ],
-      capture_output=True,
-      text=True,
-      timeout=DEADLINE_S,
-    )
-    assert added.returncode == 0, added.stderr
-    assert added.stdout == f'learner-2: started, pid {running()["learner-2"]}\n'
-    assert '--learner=2: is running already' in refusal(2, True)
-    assert 'learner=3: must be in 0 … 2' in refusal(3, True)
-    assert 'that run has protocol.quorum' in refusal(2, False, other)
-    until(lambda: merged(2) > 3, DEADLINE_S, 'rounds with the newcomer')
-    said = []
-    assert ask(config, workdir, Request(2, joins=False), said.append) == 0
-    assert said.pop() == 'learner-2: leaves'
-    until(lambda: 'learner-2' not in running(), DEADLINE_S, 'it has left')
+    ) as newcomer:
+      until(lambda: merged(2) > 3, DEADLINE_S, 'rounds with the newcomer')
+      newcomer.send_signal(signal.SIGTERM)
+    assert newcomer.returncode == 143
     since = merged(0)
     until(lambda: merged(0) > since + 3, DEADLINE_S, 'rounds without it')
-    assert '--learner=2: is not running' in refusal(2, False)
-    # It may return.
-    assert ask(config, workdir, Request(2, joins=True), said.append) == 0
     launcher.send_signal(signal.SIGTERM)
     shown = finish(launcher)
     assert launcher.returncode == 143, shown
-    assert 'it was dismissed' in shown
+    assert 'learner-2 ' in shown  # It has a row, as the others have.
     assert_all_gone(workdir)
   finally:
     launcher.kill()

@@ -2,7 +2,6 @@
 """`python -m launch.main`: what it prints, runs and refuses, without jax."""
 
 import json
-import math
 import os
 import pathlib
 import re
@@ -13,10 +12,11 @@ import sys
 import pytest
 import yaml
 
+from diloco.config.hardware import TOPOLOGIES
 from diloco.config.sections import ConfigError
 from diloco.sizing import memory
 from launch import job
-from launch.backends import BACKENDS, base
+from launch.backends import BACKENDS, base, gke, queued_resources
 from launch.backends.base import CommandFailed
 from launch.backends.gke import Gke
 from launch.backends.slurm import Slurm
@@ -128,7 +128,7 @@ REFUSED = (
   ([*GKE, '--cpu_devices'], '--cpu_devices: is for'),
   ([*GKE, '--chips_per_learner=2'], '--chips_per_learner: is for --to=local'),
   ([*GKE, '--zone=z'], '--zone: is for --to=queued_resources only'),
-  ([*GKE, '--ttl_s=-1'], '--ttl_s=-1: must not be negative'),
+  ([*GKE, '--page'], '--page: is for --to=local only'),
   ([*GKE, '--token_file=token'], '--token_file=token: in a container'),
   (
     ['--to=slurm', *FLAGS['slurm'], '--accelerator=v5litepod-8'],
@@ -140,7 +140,7 @@ REFUSED = (
   ),
   (
     ['add-learner', '--to=local', '--workdir=/no/run', '--learner=3'],
-    '--workdir=/no/run: no launcher is running there',
+    'add-learner: is for --to=gke or --to=queued_resources or --to=slurm; here',
   ),
   (['start-over', *GKE], 'start-over: must be one of'),
   (['watch', *GKE], 'watch: is for --to=queued_resources'),
@@ -331,13 +331,9 @@ def _refusal(**changes) -> str:
   return '\n'.join(caught.value.problems)
 
 
-@pytest.mark.parametrize('name', job.TPUS)
-def test_chips_of_hosts_are_chips_of_the_topology(name):
-  chosen = job.accelerator(name)
-  chips = math.prod(int(side) for side in chosen.topology.split('x'))
-  assert chosen.hosts * chosen.chips_per_host == chips
-  family, _, number = name.partition('-')
-  assert chips == int(number) // (2 if family == 'v5p' else 1)
+def test_each_back_end_knows_the_chips_of_all_slices():
+  known = {each.chip for each in TOPOLOGIES.values()}
+  assert {*gke.SLICES} == {*queued_resources.RUNTIMES} == known
 
 
 def test_a_slice_of_v5e_goes_by_both_names():

@@ -115,6 +115,26 @@ def test_before_the_first_status_processes_are_shown():
   assert rows['learner-1'] == ['learner-1', 'waiting', '2']
 
 
+def test_a_learner_that_has_not_said_hello_compiles():
+  """Issue: 45 s of "starting", and a restarted one was "gone" meanwhile."""
+  early = dataclasses.replace(STATUS, elapsed_s=None, learners=())
+  told = shown(80, early, '0:03')
+  assert told[0] == 'quickstart  compiling  0:03'
+  assert rows_of('\n'.join(told))['learner-0'][1] == 'compiling'
+  for starts, state in ((1, 'gone'), (2, 'compiling')):  # It said one hello.
+    again = ProcessState('learner-1', 'running', 12, starts)
+    view = progress.table(STATUS, (*PROCESSES[:2], again), TIMES, 80)
+    rows = rows_of(text_of(view))
+    assert rows['learner-1'][1] == state
+    assert rows['learner-0'][1] == 'live'
+
+
+def test_steps_beyond_the_last_are_not_of_the_planned_ones():
+  """Issue: "step 502 of 500": learners train on while the last rounds close."""
+  beyond = dataclasses.replace(STATUS, step=502)
+  assert 'step 502 (500 planned)' in ' '.join(shown(140, beyond))
+
+
 def test_a_log_gets_short_lines_and_no_escape_codes():
   console = rich.console.Console(file=io.StringIO(), width=80)
   with progress.Display(console) as display:

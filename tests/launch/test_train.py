@@ -74,7 +74,7 @@ def test_each_command_lists_every_flag(tmp_path):
     assert {*defined} <= {*shown}, name
   given = ('page', 'workdir', 'config', 'metrics_port', 'hosts', 'token_file')
   for name, more in (
-    ('train', ('steps', 'lr', 'resume')),
+    ('train', ('steps', 'lr', 'resume', 'sweep', 'seeds')),
     ('local', ('sweep', 'seeds')),
     ('launch', ('to', 'accelerator', 'zone', 'sbatch', 'queue')),
   ):
@@ -155,6 +155,8 @@ def test_a_text_becomes_the_flags_of_a_run():
     '--config.data.path=b.txt', '--workdir=runs/b',
     '--config.inner.warmup_steps=5',
   ]  # fmt: skip
+  swept = train.arguments(['train', 'b.txt', '--sweep=outer.lr=0.3,0.6'])
+  assert '--workdir=runs/b-sweep' in swept
   given = ['train', '--workdir=w', '--config=x.py']
   assert train.arguments(given) == given
 
@@ -172,6 +174,15 @@ def test_the_file_beside_a_run_is_taken_as_it_was_edited(tmp_path, capsys):
   assert train.arguments(['train', f'--workdir={workdir}'])[1] == (
     f'--config={path}'
   )
+
+
+def test_a_text_is_trained_on_by_the_runs_of_a_sweep(tmp_path):
+  (tmp_path / 'book.txt').write_text(WORDS * 400)
+  done = call(tmp_path, 'train', 'book.txt', '--sweep=outer.lrr=0.3,0.6')
+  assert done.returncode == 78
+  assert 'outer.lrr' in done.stderr and 'outer.lr?' in done.stderr, done.stderr
+  done = call(tmp_path, 'train', 'book.txt', '--seeds=2')
+  assert done.stderr.startswith('error: --seeds: is for --sweep')
 
 
 def test_resuming_begins_no_run(tmp_path):

@@ -31,9 +31,9 @@ def test_there_is_one_piece_at_a_time(run_spec, monkeypatch):
   """Not the difference of a whole fragment, and its bytes twice."""
   at_once, encode = [], payload.encode
 
-  def counted(arrays, pieces, codec, rng=None):
+  def counted(arrays, pieces, codec):
     at_once.append(sum(x.size for x in arrays.values()))
-    return encode(arrays, pieces, codec, rng)
+    return encode(arrays, pieces, codec)
 
   pieces = max(run_spec.layout.fragments, key=len)
   rng = np.random.default_rng(2)

@@ -139,9 +139,6 @@ def test_fingerprint_changes_when_anything_changes():
 @pytest.mark.parametrize(
   ('specs', 'arguments', 'message'),
   [
-    (MODEL, ('even', 2), "scheme='even'"),
-    (MODEL, ('balanced', 0), 'fragments=0'),
-    (MODEL, ('balanced', 2, 'tied'), "embedding='tied'"),
     (MODEL, ('balanced', 1, 'own'), 'none of fragments=1 to 26 other'),
     ({'a': TensorSpec((9,))}, ('balanced', 1, 'own'), "role 'embedding'"),
     ({'a': TensorSpec((9,))}, ('tensor', 2), '1 logical tensors'),
@@ -164,36 +161,17 @@ def test_impossible_specs_are_named(shape, role):
     TensorSpec(shape, role)
 
 
-@pytest.mark.parametrize('xp', [np, jnp])
 @pytest.mark.parametrize('embedding', fragments.EMBEDDINGS)
-def test_put_is_the_inverse_of_take_and_pure(xp, embedding):
+def test_put_is_the_inverse_of_take_and_pure(embedding):
   layout = make_layout(MODEL, 'balanced', 5, embedding)
-  source, _ = filled(MODEL, xp)
-  empty = {path: xp.zeros(v.shape, v.dtype) for path, v in source.items()}
+  source, _ = filled(MODEL)
+  empty = {path: np.zeros(v.shape, v.dtype) for path, v in source.items()}
   result = empty
   for pieces in layout.fragments:
     result = fragments.put(result, pieces, fragments.take(source, pieces))
   for path, value in source.items():
     np.testing.assert_array_equal(result[path], value)
-    assert isinstance(result[path], type(value))
-    assert not np.asarray(empty[path]).any()
-
-
-def test_take_and_put_are_jittable_and_keep_the_dtype():
-  layout = make_layout(MODEL, 'balanced', 5)
-  params, _ = filled(MODEL, jnp, jnp.bfloat16)
-  pieces = layout.fragments[1]
-  put = jax.jit(fragments.put, static_argnums=1)
-  taken = jax.jit(fragments.take, static_argnums=1)(params, pieces)
-  doubled = {name: 2 * v.astype(jnp.float32) for name, v in taken.items()}
-  result = put(params, pieces, doubled)
-  assert all(v.dtype == jnp.bfloat16 for v in result.values())
-  for name, v in fragments.take(result, pieces).items():
-    np.testing.assert_array_equal(v, 2 * taken[name])
-  for name, v in fragments.take(result, layout.fragments[0]).items():
-    np.testing.assert_array_equal(
-      v, fragments.take(params, layout.fragments[0])[name]
-    )
+    assert not empty[path].any()
 
 
 def test_wrong_shapes_do_not_broadcast():

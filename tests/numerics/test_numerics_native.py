@@ -17,8 +17,6 @@ from diloco.run import contributions
 
 ROOT = pathlib.Path(__file__).parents[2]
 F32 = np.finfo(np.float32)
-# Not in the table, but as good: any row of blocks can become one.
-OTHERS = ('int3', 'int5', 'int6', 'int7')
 SIZES = (1, 2, 7, 8, 9, 23, 24, 25, 127, 128, 129, 1000)
 LARGE = 70_001  # More than one chunk.
 FORMATS = [(b, s) for b in (8, 24, 128) for s in ('bf16', 'f32')]
@@ -29,16 +27,6 @@ SPECS = {
   'd': TensorSpec((9,), 'averaged'),
 }
 (PIECES,) = make_layout(SPECS, 'balanced', 1).fragments
-
-
-@pytest.fixture(autouse=True, scope='module')
-def every_row():
-  """Adds the rows that the table may get."""
-  added = {name: codec.in_blocks(int(name[3:])) for name in OTHERS}
-  with pytest.MonkeyPatch.context() as patch:
-    for name, kind in added.items():
-      patch.setitem(codec.CODECS, name, kind)
-    yield
 
 
 @pytest.fixture(scope='module')
@@ -105,7 +93,7 @@ def assert_same_bits(fast, slow):
   assert fast.tobytes() == slow.tobytes()
 
 
-@pytest.mark.parametrize('name', ['int4', 'int8', 'int2', 'int1', *OTHERS])
+@pytest.mark.parametrize('name', ['int4', 'int8', 'int2'])
 def test_codecs(both, name):
   cases = [(n, *each) for n in (0, *SIZES) for each in FORMATS]
   for n, block, scale in (*cases, (LARGE, 128, 'bf16'), (LARGE, 24, 'f32')):
@@ -116,7 +104,7 @@ def test_codecs(both, name):
       assert_same_bits(*both(chosen.decode, slow, n))
 
 
-@pytest.mark.parametrize('name', ['int4', 'int8', *OTHERS])
+@pytest.mark.parametrize('name', ['int4', 'int8'])
 @pytest.mark.parametrize('scale', ['bf16', 'f32'])
 def test_any_bytes_decode_alike(both, name, scale):
   """So do bytes of no encoder, with NaN, negative or denormal scales."""
@@ -129,12 +117,6 @@ def test_any_bytes_decode_alike(both, name, scale):
       with np.errstate(over='ignore'):
         assert_same_bits(*both(chosen.decode, data, n))
         assert_same_bits(*both(chosen.decode, unaligned, n))
-
-
-def test_stochastic_rounding_is_that_of_numpy(both):
-  x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
-  chosen = codec.make_codec('int4')
-  assert_same_bits(*both(lambda: chosen.encode(x, np.random.default_rng(1))))
 
 
 def test_vectors_with_strides(both):
@@ -165,7 +147,7 @@ def test_merge_rules(both, rule, learners):
 
 @pytest.mark.parametrize('rule', list(merge.RULES))
 @pytest.mark.parametrize('learners', [1, 3])
-@pytest.mark.parametrize('name', ['int4', 'int8', *OTHERS])
+@pytest.mark.parametrize('name', ['int4', 'int8'])
 def test_encoded_contributions_merge_as_decoded_ones(
   compiled, monkeypatch, rule, learners, name
 ):
@@ -224,7 +206,7 @@ def arrays(rng, scale=1.0):
   'momentum, nesterov, anneal',
   [(0.9, True, None), (0.9, False, outer.Anneal(1, 3, 0.1)), (0.0, True, None)],
 )
-@pytest.mark.parametrize('name', ['int4', 'int8', 'int6', 'int1', 'f32'])
+@pytest.mark.parametrize('name', ['int4', 'int8', 'int2', 'f32'])
 def test_rounds(both, name, momentum, nesterov, anneal):
   optimizer = outer.make_outer(0.7, momentum, nesterov, anneal)
   chosen = codec.make_codec(name, 24)

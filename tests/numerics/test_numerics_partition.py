@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from diloco.numerics import payload
-from diloco.numerics.codec import NAMES, make_codec
+from diloco.numerics.codec import CODECS, make_codec
 from diloco.numerics.fragments import TensorSpec, make_layout
 from diloco.numerics.mesh_partition import Partition, Slice, from_text
 
@@ -77,7 +77,7 @@ def test_a_host_needs_what_it_offers(sizes, hosts):
       assert (needed[box.piece.name][box.index] == 1).all()
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', CODECS)
 @pytest.mark.parametrize('sizes, hosts', MESHES)
 def test_what_a_host_takes_decodes_to_the_bits_of_the_whole(sizes, hosts, name):
   codec, partition = make_codec(name, 8), _partition(sizes, hosts)
@@ -106,7 +106,7 @@ def test_any_rectangle_of_any_piece_can_be_cut_out(seed):
     first = rng.randrange(size)
     ranges.append((first, rng.randint(first + 1, size)))
   box = Slice(piece, tuple(ranges))
-  codec = make_codec(rng.choice(NAMES), rng.choice((8, 16)))
+  codec = make_codec(rng.choice(list(CODECS)), rng.choice((8, 16)))
   data = payload.encode(_random([piece], seed), [piece], codec)
   whole = payload.decode(data, [piece], codec)[piece.name]
   found = payload.decode_cut(

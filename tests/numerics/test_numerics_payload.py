@@ -25,7 +25,7 @@ def arrays(seed: int = 0) -> dict[str, np.ndarray]:
   }
 
 
-@pytest.mark.parametrize('name', codec.NAMES)
+@pytest.mark.parametrize('name', codec.CODECS)
 def test_each_piece_is_encoded_alone_in_order(name):
   chosen = codec.make_codec(name, 16)
   values = arrays()

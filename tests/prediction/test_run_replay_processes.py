@@ -11,7 +11,7 @@ from diloco.config import run_config
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.prediction import recorded, report
 from experiments import faults
-from launch.chaos.live_run import LiveRun
+from launch.chaos.stage import LiveRun
 
 pytestmark = pytest.mark.alone
 
@@ -61,13 +61,7 @@ def test_a_chaos_run_and_its_simulation_agree_on_goodput(tmp_path):
   root = tmp_path / 'run'
   root.mkdir()
   config, flags = settings()
-  with LiveRun(
-    config,
-    flags,
-    Workdir(root),
-    RESTART_DELAY_S,
-    announce=lambda event: None,
-  ) as run:
+  with LiveRun(config, flags, Workdir(root)) as run:
     run.until(lambda: run.all_merge(0.0), START_S, 'everybody is merged')
     run.spend(CALM_S)
     kill_and_wait(run, 1)

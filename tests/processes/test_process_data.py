@@ -32,21 +32,20 @@ def _parquet(folder, texts):
 
 
 def _mix(folder, texts):
-  """Returns documents that are tokens already, and others of TFDS."""
-  name = made_files.tiktoken_file(folder / 'ranks', texts)
+  """Returns documents that are tokens already, and others of Examples."""
+  name = made_files.tokenizers_json(folder / 'json', texts)
   tokens = folder / 'tokens'
   documents = (text.encode() for text in texts if text)
   records_folder.write_records(tokens, 3, documents, make_tokenizer(name))
-  version = made_files.tfds(folder, made_files.texts(seed=1))
+  examples = made_files.examples(folder / 'toy', made_files.texts(seed=1))
   mix = (
     f'0.7 array_record {tokens}',
-    f'0.3 tfds {version}',
+    f'0.3 array_record:text {examples}/toy-train*',
   )
-  held = f'data.heldout_path=1 tfds {version}#validation'
-  return ('mix', '', name), (f'data.mix={mix!r}', held)
+  held = f'1 array_record:text {examples}/toy-validation*'
+  return ('mix', '', name), (f'data.mix={mix!r}', f'data.heldout_path={held}')
 
 
-# The mixture is of array_record and tfds.
 @pytest.mark.parametrize(
   'made', [pytest.param(_parquet, marks=pytest.mark.soak), _mix]
 )

@@ -4,8 +4,9 @@
 import dataclasses
 
 from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
-from diloco.simulator.engine import DecisionLog
+from diloco.simulator.engine import Observer
 from diloco.simulator.timing import Timing
 from tests.protocol import reading
 
@@ -26,6 +27,24 @@ DEFAULTS = {f.name: f.default for f in dataclasses.fields(ProtocolConfig)} | {
 
 def config_of(options: dict) -> ProtocolConfig:
   return ProtocolConfig(**{**DEFAULTS, **options})
+
+
+class DecisionLog(Observer):
+  """An observer that keeps the syncer's decisions with their times in
+  seconds.
+  """
+
+  def __init__(self):
+    self.merges: list[tuple[float, syncer_events.Merge]] = []
+    self.records: list[tuple[float, syncer_events.LogDecision]] = []
+
+  def at_syncer(self, syncer, event, effects):
+    for effect in effects:
+      match effect:
+        case syncer_events.Merge():
+          self.merges.append((syncer.now, effect))
+        case syncer_events.LogDecision():
+          self.records.append((syncer.now, effect))
 
 
 class ClusterStage:

@@ -9,10 +9,8 @@ what they are derived from. A change that goes past them is found here.
 from diloco.protocol.syncer import collecting, pulls
 from diloco.protocol.syncer.collecting import Candidates
 from diloco.protocol.syncer.machine import Syncer
-from diloco.protocol.syncer.members import Members
 from diloco.protocol.syncer.pulls import Waits
-from diloco.protocol.syncer.rounds import Round, Stage
-from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.syncer.state import Members, Round, Stage, SyncerState
 
 INDICES = 'live', 'leaving', 'straggling', 'seeking', 'handed_in'
 
@@ -43,11 +41,9 @@ def _check_round(state: SyncerState, round_: Round):
     state.versions[p],
     state.finishing,
   ):
-    candidates = Candidates(
-      round_.number, kept.version, state.policy, kept.last
-    )
+    candidates = Candidates(state, round_)
     for learner in state.members:
-      candidates.put(learner, collecting._candidate(state, round_, learner))
+      candidates.look(state, round_, learner)
     assert collecting.candidates(state, round_) is kept
     assert vars(kept) == vars(candidates), (
       round_,

@@ -10,7 +10,7 @@ from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.machine import Learner
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
-from diloco.protocol.syncer.rounds import Stage
+from diloco.protocol.syncer.state import Stage
 from diloco.simulator.contents import FINGERPRINTS, RUN, crc_of
 from tests.protocol import reading
 from tests.protocol.cluster_stage import (  # noqa: F401 - for the tests.
@@ -333,7 +333,7 @@ class LearnerStage:
   ):
     self._handle += 1
     p = self._config.fragment_of(round)
-    version = self._config.version_after(round)
+    version = self._config.versions_at(round)[p]
     step = round * self._config.spacing_steps if step is None else step
     yield self._heard(
       messages.Update(

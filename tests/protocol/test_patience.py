@@ -4,14 +4,12 @@
 import pytest
 
 from diloco.protocol import timeouts
-from diloco.protocol.grace import Ema
-from diloco.protocol.syncer.pulls import Waits, awaited_pull
+from diloco.protocol.syncer.pulls import AwaitedPull, Waits
 from diloco.protocol.timeouts import TransferTime
-from diloco.protocol.values import changed
+from diloco.protocol.values import Ema
 from diloco.simulator.cluster import Cluster
-from diloco.simulator.engine import DecisionLog
 from diloco.simulator.timing import Timing
-from tests.protocol.stages import config_of
+from tests.protocol.cluster_stage import DecisionLog, config_of
 
 STEPS = 500
 
@@ -75,10 +73,7 @@ def test_a_hanging_path_is_not_waited_for_without_a_bound():
 
 
 def test_who_is_not_waited_for():
-  quick, slow = TransferTime(1000, 0.1), TransferTime(1000, 1.0)
-  times = dict.fromkeys(range(3), (quick, 1000))
-  times |= {3: (slow, 1000), 4: (changed(quick, failed=True), 1000)}
-  times[5] = TransferTime(), 1000
+  usual_s = {0: 0.1, 1: 0.1, 2: 0.1, 3: 1.0, 4: 0.1, 5: None}
   for missing, holds, at_all in (
     (2, True, True),
     (3, False, True),  # Ten times slower than the others.
@@ -86,9 +81,9 @@ def test_who_is_not_waited_for():
     (5, True, True),  # Nothing is known of it.
   ):
     waits = Waits()
-    for learner, (time, nbytes) in times.items():
-      began_s = 0.0 if learner == missing else None
-      waits.put(learner, awaited_pull(time, nbytes, began_s, patience=1.0))
+    for learner, each_s in usual_s.items():
+      late_at_s = 9.0 if learner == missing else None
+      waits.put(learner, AwaitedPull(each_s, learner == 4, late_at_s))
     assert waits.go_on(may_hold=False) == holds, missing
     assert waits.go_on(may_hold=True) == at_all, missing
 

@@ -12,23 +12,21 @@ from diloco.protocol.learner import leaving, updates
 from diloco.protocol.learner.machine import Learner
 from diloco.protocol.learner.state import Core
 from diloco.protocol.pace import PaceClock
+from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import (
-  absence,
   closing,
   offers,
   pulls,
   recovery,
-  rounds,
   sessions,
 )
-from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import state as syncer_state
 from diloco.protocol.values import changed
 from diloco.simulator import simulated_syncer
 from diloco.simulator import swarm as simulator_swarm
 from diloco.simulator.invariants import Violation
-from diloco.simulator.scenario import WIDE_FROM
+from diloco.simulator.scenario import BURDENED_FROM, WIDE_FROM
 
 SEEDS = 1500  # Most need one. RARE says where to begin for the others.
 State = syncer_state.SyncerState
@@ -289,12 +287,12 @@ def _goes_on_with_all_or_nobody(patch):
   def hold_up_all(state):
     return bool(state.away) or any(not x.alone for x in state.lost.values())
 
-  patch.setattr(absence, 'hold_up_all', hold_up_all)
+  patch.setattr(recovery, 'hold_up_all', hold_up_all)
 
 
 def _believes_what_a_shard_has(patch):
   """Whatever its version: what is older than the run's is not regained."""
-  original = absence.on_back
+  original = recovery.on_back
 
   def on_back(state, event):
     held = tuple(
@@ -303,7 +301,7 @@ def _believes_what_a_shard_has(patch):
     )
     original(state, changed(event, held=held))
 
-  patch.setattr(absence, 'on_back', on_back)
+  patch.setattr(recovery, 'on_back', on_back)
 
 
 def _believes_any_donation(patch):
@@ -324,7 +322,7 @@ def _knows_pulls_by_their_learner(patch):
 
   def awaited(state, event):
     round_ = state.rounds.get(event.round)
-    if round_ is None or round_.stage is not rounds.Stage.PULLING:
+    if round_ is None or round_.stage is not syncer_state.Stage.PULLING:
       return None
     admitted = round_.pulls.get(event.learner)
     if admitted is None or admitted.incarnation != event.incarnation:
@@ -357,12 +355,12 @@ def _fetches_beside_a_donors_state(patch):
 
 def _answers_every_request(patch):
   """Plants that each answer withdraws the one before, which is on its way."""
-  original = absence.on_want
+  original = recovery.on_want
 
   def on_want(state, learner, want):
     return original(state, learner, changed(want, received=1 << 30))
 
-  patch.setattr(absence, 'on_want', on_want)
+  patch.setattr(recovery, 'on_want', on_want)
 
 
 def _never_ends(patch):
@@ -386,7 +384,7 @@ RARE = {
   _says_not_which_is_newest: WIDE_FROM + 76,
   _sets_learners_back: 25,
   _answers_every_request: WIDE_FROM + 24,
-  _fetches_beside_a_donors_state: 835832630032,
+  _fetches_beside_a_donors_state: BURDENED_FROM + 64,
   _lets_the_quarantined_in: 1338,
   _forgets_who_refused_to_be_merged: 760,
 }

@@ -7,25 +7,29 @@ import math
 import pytest
 
 from diloco.protocol import messages
-from diloco.protocol.grace import grace_window_s
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.machine import Learner
 from diloco.protocol.learner.offers import (
-  OfferContext,
-  View,
   lead_max,
   lead_min,
   next_lead,
   next_offer,
   refreshed_round,
 )
+from diloco.protocol.learner.state import View
 from diloco.protocol.pace import PaceClock
-from diloco.protocol.quorum_rules import QUORUM_RULES, Verdict
-from diloco.protocol.round_policy import RoundPolicy
+from diloco.protocol.round_policy import (
+  QUORUM_RULES,
+  RoundPolicy,
+  Verdict,
+  equal_weight,
+  grace_window_s,
+  normalised,
+  token_weight,
+)
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer import way_back
+from diloco.protocol.syncer import sessions
 from diloco.protocol.syncer.collecting import kth_s
-from diloco.protocol.weights import equal_weight, normalised, token_weight
 from tests.protocol.stages import FINGERPRINTS, RUN, SyncerStage, config_of
 
 
@@ -95,10 +99,10 @@ def test_the_way_back_that_counts_is_the_kth_of_those_known(k, expected_s):
 @pytest.mark.parametrize('seconds', [-0.1, math.nan, math.inf])
 def test_a_time_that_is_none_is_not_believed(seconds):
   good = messages.Fetched(1, 0, 1, fetch_s=0.5, held_s=0.5)
-  assert way_back.is_possible(good)
+  assert sessions.is_possible(good)
   for name in ('fetch_s', 'held_s'):
     bad = dataclasses.replace(good, **{name: seconds})
-    assert not way_back.is_possible(bad)
+    assert not sessions.is_possible(bad)
 
 
 def test_equal_weight_counts_who_trained_once():
@@ -123,10 +127,7 @@ def test_all_zero_weights_become_equal():
   assert normalised({0: 0.0, 1: 0.0}) == {0: 0.5, 1: 0.5}
 
 
-def _standing(**fields):
-  return OfferContext(
-    **{'t': 10.0, 'closed_known': 4, 'last_offered': 4, 'lead': 0, **fields}
-  )
+STANDING = {'t': 10.0, 'closed_known': 4, 'last_offered': 4, 'lead': 0}
 
 
 CONFIG = config_of(
@@ -153,7 +154,7 @@ CONFIG = config_of(
   ],
 )
 def test_next_offer(fields, round_):
-  assert next_offer(_standing(**fields), CONFIG).round == round_
+  assert next_offer(CONFIG, **{**STANDING, **fields}) == round_
 
 
 def test_a_round_may_be_on_offer_for_the_step_under_way():
@@ -164,8 +165,8 @@ def test_a_round_may_be_on_offer_for_the_step_under_way():
   each_step = config_of(
     {'fragments': 4, 'sync_every_steps': 4, 'overlap_steps': 1}
   )
-  standing = _standing(t=6.0, last_offered=5)
-  assert next_offer(standing, each_step).round == 6
+  standing = {**STANDING, 't': 6.0, 'last_offered': 5}
+  assert next_offer(each_step, **standing) == 6
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_versions_follow_from_the_closed_round():
   counted = [[0, 0]]
   for round_ in closed[1:]:
     versions = list(counted[-1])
-    versions[config.fragment_of(round_)] = config.version_after(round_)
+    versions[config.fragment_of(round_)] += 1
     counted.append(versions)
   assert [list(config.versions_at(r)) for r in closed] == counted
 

@@ -7,6 +7,8 @@ import pytest
 
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
+from diloco.protocol.learner.bootstrap import Start
+from diloco.protocol.learner.machine import Learner
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import offers
 from diloco.protocol.syncer.machine import Syncer
@@ -214,7 +216,8 @@ def _storm(seed: int):
       invariants.restarted(ledger)
       storm.restart()
     elif rng.random() < 0.1:
-      machine = Syncer.restore(config, RUN, FINGERPRINTS, snapshot)
+      machine = Syncer(config, RUN, FINGERPRINTS)
+      machine._state.load(snapshot)
       assert machine.snapshot() == snapshot
 
 
@@ -273,8 +276,9 @@ def test_a_learner_machine_can_be_restored():
   cluster.start(1)
   cluster.run(7.3)
   machine = cluster.learners[0].machine
-  snapshot = machine.snapshot()
-  twin = type(machine).restore(cluster.config, RUN, 0, FINGERPRINTS, snapshot)
+  start = Start.from_seed(cluster.contents.first_crcs)
+  twin = Learner(cluster.config, RUN, 0, FINGERPRINTS, start)
+  twin._core.state = machine.snapshot()
   event = learner_events.Boundary(100)
   assert twin.handle(event, 9.0) == machine.handle(event, 9.0)
   assert twin.snapshot() == machine.snapshot()

@@ -10,10 +10,9 @@ from diloco.protocol.syncer import collecting, pulls
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.timeouts import TransferTime
 from diloco.simulator.cluster import Cluster, ClusterOptions
-from diloco.simulator.engine import DecisionLog
 from diloco.simulator.network import Cargo, UnequalWires
 from diloco.simulator.timing import Timing
-from tests.protocol.cluster_stage import config_of
+from tests.protocol.cluster_stage import DecisionLog, config_of
 
 FOREVER = 10**6  # Steps: no run here comes to its end.
 
@@ -167,7 +166,7 @@ def test_the_sync_includes_the_way_back():
   pull_and_merge_s = timing.pull_s + timing.merge_s
   way_back_s = timing.latency_s + timing.transfer_s
   expected_s = pytest.approx(pull_and_merge_s + way_back_s, rel=0.05)
-  assert cluster.syncer.machine.sync_s == expected_s
+  assert collecting.sync_s(cluster.syncer.machine._state) == expected_s
   members = dict(cluster.syncer.machine.snapshot().members)
   assert all(len(x.published) <= 2 for x in members.values())
 

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run done again from its tapes has the same bytes; from other tapes, not."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -11,8 +8,7 @@ from diloco.checkpoint.parameters import read_parameters
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.incarnation import incarnation_of, process_of
-from diloco.replay.replay import Replay, Replayed
-from diloco.replay.replay_backends import ReplayBackend
+from diloco.replay.replay import Replay, ReplayBackend, Replayed
 from diloco.replay.replay_plan import NotReplayable, make_plan
 from diloco.run.event_log import read_tapes
 from tests.in_process.in_process import Run
@@ -304,27 +300,3 @@ def test_a_syncer_with_an_older_outer_state(synchronous, tmp_path):
     lambda lines: _restarted(lines, 6, behind=1),
   )
   assert _replay(synchronous, copied).difference.round == 7
-
-
-# An older name ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-  ('flag', 'error'),
-  [
-    ('', 'error: '),
-    ('--notapes', 'error: --notapes: is gone; python -m diloco.lab makes'),
-  ],
-)
-def test_follow_says_its_successor(tmp_path, flag, error):
-  words = [f'--workdir={tmp_path}', *flag.split()]
-  Workdir(tmp_path).config.write_text('{}')
-  done = subprocess.run(
-    [sys.executable, '-m', 'diloco.lab.follow', *words],
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 78
-  first, *_, last = done.stderr.splitlines()
-  assert first == 'diloco.lab.follow is now diloco.replay (diloco replay)'
-  assert last.startswith(error)

@@ -13,7 +13,7 @@ from diloco.metrics.jsonl import CorruptLine, read_jsonl
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.incarnation import incarnation_of
 from diloco.protocol.syncer import events as syncer_events
-from diloco.replay import timeline, timeline_text
+from diloco.replay import timeline
 from diloco.run import event_log, tape_events
 from diloco.run.event_log import read_tapes
 from tests.replay import taped
@@ -121,14 +121,7 @@ def workdir(tmp_path) -> Workdir:
 def test_timeline_is_as_it_was(workdir, request):
   tapes = read_tapes(workdir)
   found = timeline.timeline_rows(tapes)
-  rows = [
-    *timeline_text.timeline(
-      timeline.chosen(found, None, 0.0, 1e9, frozenset()),
-      timeline_text.learner_ids(tapes),
-    ),
-    '',
-    *timeline_text.summary(tapes),
-  ]
+  rows = timeline.text(timeline.chosen(found, None, 0.0, 1e9, frozenset()))
   text = '\n'.join(rows) + '\n'
   if request.config.getoption('--rewrite'):
     GOLDEN.write_text(text)
@@ -148,20 +141,6 @@ def test_a_run_of_the_lab_has_processes_without_a_pid(workdir):
   found = timeline.timeline_rows(read_tapes(workdir))
   (said,) = (each.words for each in found if each.kind == 'process')
   assert said == 'learner-1 started: for a while'
-
-
-@pytest.mark.parametrize('learners', [1, 3, 4, 8, 9, 60])
-def test_rows_fit_whatever_the_number_of_learners(learners):
-  shares = tuple(_share(m, FIRST, 1 / learners, 0, 4) for m in range(learners))
-  merge = syncer_events.Merge(
-    10_000, 3, 10_000, 100_000, shares, 0.0, 0.0, 'no reason known here'
-  )
-  who = timeline.TimelineRow(
-    99999.0, 'round', 'round 10000', frozenset(), '', merge
-  )
-  rows = list(timeline_text.timeline([who], range(learners)))
-  assert len(rows) == 2
-  assert max(len(row) for row in rows) <= timeline_text.COLUMNS
 
 
 def test_a_torn_last_line_is_left_out_and_told(workdir):

@@ -16,8 +16,6 @@ EXTRAS = (
   'pyarrow',
   'safetensors',
   'sentencepiece',
-  'tensorflow_datasets',
-  'tiktoken',
   'tokenizers',
   'wandb',
 )

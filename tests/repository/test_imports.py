@@ -28,22 +28,18 @@ CHOICES = {
   'diloco.data.sources',
   'diloco.data.tokenizers',
   'diloco.numerics.optimizers',
-  'diloco.numerics.block_codec',
   'diloco.numerics.codec',
   'diloco.numerics.fragments',
   'diloco.numerics.merge',
   'diloco.numerics.schedule',
   'diloco.transport.planes',
 }
-CODEC_SIZES = {'diloco.numerics.block_codec', 'diloco.numerics.codec'}
 CONFIG = {
   'diloco.config.config_files',
   'diloco.config.data_section',
   'diloco.config.flags',
   'diloco.config.lab_section',
   'diloco.config.limits',
-  'diloco.config.parsing',
-  'diloco.config.recorded',
   'diloco.config.run_config',
   'diloco.config.sections',
 }
@@ -52,10 +48,9 @@ PLANNED = {
   'diloco.config.hardware',
   'diloco.config.sections',
   'diloco.fleets.systems',
-  'diloco.fleets.traffic',
   'diloco.protocol',
   'diloco.sizing.memory',
-  *CODEC_SIZES,
+  'diloco.numerics.codec',
 }
 LOW = {
   'diloco.protocol',
@@ -85,12 +80,10 @@ TABLE = {
     'numpy',
   },
   'diloco/data/parquet_files.py': {'diloco.data', 'pyarrow'},
-  'diloco/data/tfds_files.py': {'diloco.data', 'tensorflow_datasets'},
   'diloco/data/tokenizers.py': {
     'diloco.data',
     'numpy',
     'sentencepiece',
-    'tiktoken',
     'tokenizers',
   },
   'diloco/metrics': {'numpy', 'absl', 'tensorboardX', 'diloco.protocol'},
@@ -104,6 +97,7 @@ TABLE = {
   'diloco/transport/data_plane.py': {
     'diloco.numerics.native',  # CRCs.
     'diloco.protocol',
+    'diloco.transport.sockets',
     'numpy',
   },
   'diloco/transport/jax_transfer.py': {
@@ -146,9 +140,7 @@ TABLE = {
   'diloco/config/key_list.py': SIMULATED
   | {'diloco.fleets.failures', 'diloco.fleets.systems', *CHOICES}
   | {'diloco.protocol'},
-  'diloco/config/no_changes.py': {'ml_collections'},
   'diloco/config/flags.py': SIMULATED | {'absl', 'ml_collections'},
-  'diloco/config/recorded.py': CONFIG | {'ml_collections'},
   'diloco/faults.py': set(),
   'diloco/simulator': {
     'diloco.faults',
@@ -167,7 +159,7 @@ TABLE = {
     'diloco.metrics',
     'diloco.pages.parts',
     'diloco.protocol',
-    *CODEC_SIZES,
+    'diloco.numerics.codec',
     *SIMULATED,
     *SIMULATOR,
   },
@@ -218,6 +210,7 @@ TABLE = {
   'diloco/plan.py': {
     'absl',
     'diloco.data.sources',
+    'diloco.metrics.run_progress',
     'diloco.sizing',  # In its second mode only: it needs jax.
     *SIMULATED,
   },
@@ -232,7 +225,6 @@ TABLE = {
     'absl',
     'diloco.learner',
     'diloco.run',
-    'diloco.sizing.dry_runs',
   },
   'diloco/learner/hosts/host_main.py': LOW
   | CONFIG
@@ -285,7 +277,6 @@ TABLE = {
   },
   # Arithmetic, and its text: no jax.
   'diloco/sizing/planner.py': PLANNED | {'diloco.models.flops'},
-  'diloco/sizing/plan_text.py': PLANNED | {'diloco.sizing.planner'},
   # Launchers ask it, too: no jax.
   'diloco/sizing/memory.py': CONFIG
   | {

@@ -22,7 +22,7 @@ EXTREME = {
 }
 KINDS = (
   'noise', 'cut', 'flipped', 'grown', 'confused', 'fields', 'nested',
-  'another side', 'replayed hello', 'extreme', 'oversized',
+  'bare', 'another side', 'replayed hello', 'extreme', 'oversized',
 )  # fmt: skip
 _OVERSIZED_EVERY = 100  # They take a millisecond each.
 
@@ -73,6 +73,8 @@ def _body(kind: str, rng: random.Random) -> bytes:
       return bytes(good)
     case 'confused' | 'fields':
       return _changed(kind, good, rng)
+    case 'bare':
+      return msgpack.packb(rng.choice((None, 7, 'Ready', ['Ready'], {})))
     case 'nested':
       return rng.choice((b'\x91', b'\x81\xa0')) * rng.randrange(1, 5000)
     case 'another side':

@@ -9,7 +9,7 @@ from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.engine import Observer
-from diloco.simulator.network import Cargo, SteadyWires
+from diloco.simulator.network import Cargo, UnequalWires
 from diloco.simulator.timing import Timing
 from tests.protocol.stages import config_of
 
@@ -18,7 +18,7 @@ STATE_S = 20.0  # Far longer than anything else here.
 STEP_S = 0.5
 
 
-class _SlowStates(SteadyWires):
+class _SlowStates(UnequalWires):
   """A state takes `STATE_S`, in pieces; anything else a moment."""
 
   def arrival_s(self, now_s, source, target, cargo, fragment):

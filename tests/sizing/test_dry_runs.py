@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two mains tell what a learner takes, and give one output."""
+"""The planner compiles a learner, and tells what it takes."""
 
 import os
 import re
@@ -65,13 +65,6 @@ def test_memory_of_a_chip_by_hand(planned):
   assert _size_of(planned, 'inner state') == pytest.approx(moments, rel=1e-2)
 
 
-def test_a_learner_without_a_slice_takes_what_is_here():
-  lines = _lines('diloco.learner', *TINY, '--dry_run', JAX_NUM_CPU_DEVICES='4')
-  text = ' '.join(' '.join(lines).split())
-  assert "for the 4 devices that are here, of kind 'cpu'" in text
-  assert 'MFU' not in text  # The peak of a CPU is unknown.
-
-
 def test_the_chips_own_compiler():
   pytest.importorskip('libtpu')
   done = _run(*PLAN)
@@ -84,9 +77,7 @@ def test_the_chips_own_compiler():
   assert 'of a learner, ' in text
 
 
-def test_a_learner_says_the_same_and_which_compiler_is_missing(
-  planned, tmp_path
-):
+def test_which_compiler_is_missing_is_said(planned, tmp_path):
   code = (
     'import importlib.metadata as m, runpy, sys\n'
     'found = m.version\n'
@@ -94,12 +85,12 @@ def test_a_learner_says_the_same_and_which_compiler_is_missing(
     "  if name == 'libtpu': raise m.PackageNotFoundError(name)\n"
     '  return found(name)\n'
     'm.version = version\n'
-    "runpy.run_module('diloco.learner', run_name='__main__', alter_sys=True)\n"
+    "runpy.run_module('diloco.plan', run_name='__main__', alter_sys=True)\n"
   )
   script = tmp_path / 'without.py'
   script.write_text(code)
   done = subprocess.run(
-    [sys.executable, script, *TINY, '--dry_run', '--topology=v5e-4'],
+    [sys.executable, script, *TINY, '--topology=v5e-4'],
     capture_output=True,
     text=True,
     check=False,
@@ -123,23 +114,12 @@ def test_a_learner_says_the_same_and_which_compiler_is_missing(
       'v6e-4; or make the product of the mesh 8',
     ),
     (
-      ('diloco.learner', *TINY, '--dry_run', '--topology=v5p-8000'),
+      ('diloco.plan', *TINY, '--topology=v5p-8000'),
       'error: --topology=v5p-8000: unknown; did you mean v5p-8? known are',
     ),
     (
       ('diloco.plan', *TINY),
       'error: --topology: is missing, such as --topology=v5p-256',
-    ),
-    (
-      ('diloco.learner', *TINY, '--dry_run'),
-      'error: mesh.fsdp=2 * mesh.expert=1 * mesh.tensor=2 = 4 devices: this',
-    ),
-    (
-      (
-        *('diloco.learner', *TINY, '--topology=v5p-8', '--workdir=unused'),
-        *('--learner=0', '--syncer=127.0.0.1:1'),
-      ),
-      'error: --topology: is of a dry run, with --dry_run',
     ),
   ],
 )

@@ -4,7 +4,8 @@
 import pytest
 
 from diloco.config import simulation
-from diloco.studies import heterogeneous, inputs
+from diloco.studies import heterogeneous
+from diloco.studies import study as studies
 from experiments import heterogeneous as experiment
 
 K_IS_1 = ('K=1', 'K=1 grace', 'K=1 latest', 'K=1 grace latest')
@@ -58,10 +59,9 @@ def test_slow_learners_are_in_fewer_rounds(rows):
     assert row['merged slow %'] < row['merged fast %']
 
 
-def test_each_setting_is_a_point(report):
-  chart = report.parts[1]
-  assert [line.label for line in chart.lines] == [
-    *inputs.HETEROGENEOUS,
+def test_the_papers_settings_are_rows(rows):
+  assert list(rows) == [
+    *studies.HETEROGENEOUS,
     'K=1 latest',
     'K=1 grace latest',
   ]

@@ -122,22 +122,6 @@ def test_a_folder_that_can_not_be_written_is_refused_at_once(tmp_path):
     )
 
 
-def test_a_trace_that_is_not_there_or_not_a_trace_is_named(tmp_path):
-  path = tmp_path / 'failures.csv'
-  argv = (
-    '--config=experiments/goodput.py:quicktest',
-    f'--config.failures.trace={path}',
-    f'--outdir={tmp_path}',
-  )
-  lines = [refused(*argv)]
-  path.write_text('one,two\n')
-  lines.append(refused(*argv))
-  for line in lines:
-    assert line.startswith('error: failures.trace: ')
-    assert str(path) in line
-    assert line.count('\n') == 1
-
-
 @pytest.mark.parametrize('name', ['quickstart', 'tests_tiny'])
 def test_the_configuration_of_a_training_run_is_told_where_it_belongs(
   name, tmp_path

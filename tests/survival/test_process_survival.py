@@ -344,12 +344,6 @@ def test_time_outs_stand_in_the_logs(survived):
   assert re.search(r'time-out of a pull: \d+', survived.log('learner-0'))
 
 
-def test_silence_limits_stand_in_the_log(survived):
-  log = survived.log('syncer')
-  for m in (0, 1):
-    assert re.search(rf'time-out: learner {m} may be silent \d+\.\d s', log)
-
-
 def test_all_of_it_is_replayed_to_the_same_bytes(survived):
   replay = survived.replay
   assert replay.exit_code == 0, survived.processes.tails()

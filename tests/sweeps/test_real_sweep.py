@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from diloco.config.sections import ConfigError
-from diloco.sweeps import making, sweep, variant_configs
+from diloco.sweeps import making, sweep
 from diloco.sweeps.sweep import Variant
 from experiments import tests_tiny
 from launch import local, real_sweep, session
@@ -24,7 +24,7 @@ SEEDS = 2
 
 def asked(root) -> making.Sweep:
   base = tests_tiny.get_config().to_dict()
-  made = variant_configs.make_configs(base, ROWS)
+  made = making.make_configs(base, ROWS)
   return making.with_missing(root, ROWS, SEEDS, made)
 
 
@@ -103,8 +103,8 @@ def test_a_run_that_a_signal_stops_is_the_last(tmp_path, capsys):
 
 
 def _check(root, of_processes):
-  made = variant_configs.make_configs(tests_tiny.get_config().to_dict(), ROWS)
-  variant_configs.check(made, ROWS, SEEDS, root, of_processes)
+  made = making.make_configs(tests_tiny.get_config().to_dict(), ROWS)
+  making.check(made, ROWS, SEEDS, root, of_processes)
 
 
 def test_a_finished_run_of_processes_is_none_of_the_lab(tmp_path):
@@ -139,7 +139,7 @@ def test_all_runs_share_what_is_compiled(tmp_path, monkeypatch):
   monkeypatch.setattr(session, 'run', take)
   monkeypatch.setattr(local, 'read_program', read_program)
   monkeypatch.setattr(local, 'accelerators', lambda _: None)
-  monkeypatch.setattr(variant_configs.flags, 'arguments', list)
+  monkeypatch.setattr(making.flags, 'arguments', list)
   assert real_sweep.make_run(run, lambda _: None) == 0
   [parts] = seen
   assert dict(parts.environment)['JAX_COMPILATION_CACHE_DIR'] == str(

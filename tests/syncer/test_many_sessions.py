@@ -6,7 +6,6 @@ import pytest
 from diloco.config import limits
 from diloco.protocol import messages
 from diloco.transport import wire
-from tests.fleets import fleets
 from tests.syncer.spoken import Stage, small_run_spec
 
 pytestmark = pytest.mark.beside
@@ -27,13 +26,6 @@ def test_eighty_learners_are_served(tmp_path):
     assert stage.syncing._control.ended() == {}
   finally:
     stage.close()
-
-
-def test_eighty_learners_in_the_simulated_cluster():
-  outcome = fleets.run(until_s=60.0, learners=MANY, quorum=MANY // 2)
-  merged = [count.merged for count in outcome.tally.learners.values()]
-  assert len(merged) == MANY
-  assert min(merged) > 0
 
 
 def test_the_message_of_a_round_fits_where_a_learner_is_let_in():

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from diloco.config import run_config
+from diloco.numerics import payload
 from diloco.protocol import messages
+from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import contributions
 from diloco.run.payload_parts import TransferPace, announced
 from diloco.run.spec import make_run_spec
 from diloco.syncer.shard import Shard
 from diloco.syncer.shard_coordinator import ShardAnswer, ShardCoordinator
-from diloco.transport.data_plane import TimedOut
+from diloco.transport.data_plane import NotOffered, TimedOut
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
 
@@ -88,8 +90,8 @@ class Syncer:
     data = contributions.encode(base, theta, pieces, self.run_spec.up)
     self.plane.gates[handle] = threading.Event()
     self.publisher.offer(handle, data)
-    payload = announced(handle, self.run_spec.up.name, [data])
-    return messages.Offer(ROUND, 0, 0, c_steps, 8 * c_steps, c_steps, payload)
+    found = announced(handle, self.run_spec.up.name, [data])
+    return messages.Offer(ROUND, 0, 0, c_steps, 8 * c_steps, c_steps, found)
 
   def pull(self, offer: messages.Offer):
     self.shards.pull(syncer_events.Pull(ROUND, LEARNER, INCARNATION, offer))
@@ -163,6 +165,54 @@ def test_a_pull_that_was_cancelled_before_its_turn_takes_no_bytes(syncer):
   assert syncer.answers.qsize() == busy
 
 
+@pytest.mark.parametrize('wrong', [0, 1])
+def test_a_lost_fragment_is_taken_if_its_bytes_are_the_runs(syncer, wrong):
+  run_spec, model = syncer.run_spec, syncer.shard.model
+  theta = {k: x + 1 for k, x in run_spec.initial_fragments()[0].items()}
+  pieces = run_spec.layout.fragments[0]
+  data = payload.encode(theta, pieces, run_spec.full)
+  crc = payload.crc(theta, pieces)
+  syncer.plane.gates[1] = threading.Event()
+  syncer.let_go(1)
+  syncer.publisher.offer(1, data)
+  offered = messages.FragmentOffered(
+    0, 5, announced(1, run_spec.full.name, [data]), crc
+  )
+  syncer.shards.take(
+    syncer_events.TakeFragment(LEARNER, INCARNATION, 5, crc + wrong, offered)
+  )
+  event = syncer.next_event()
+  if wrong:
+    assert f'Unusable: CRC {crc:08x} of fragment 0' in event.reason
+    return
+  assert event == syncer_events.FragmentTaken(0, LEARNER, INCARNATION)
+  before = model.outer_of(0)
+  syncer.shards.relabel(
+    syncer_events.AdoptVersion(0, 5, (LEARNER, INCARNATION))
+  )
+  assert (syncer.shards.run[0], model.versions()[0]) == ((5, crc), 5)
+  assert model.crcs()[0] == crc
+  assert model.outer_of(0) == before  # As it was at an older close.
+
+
+def test_the_newest_updates_and_one_full_fragment_stay_on_offer(syncer):
+  """For slow links, which fetch several updates at one go; not without end."""
+  (ends,) = syncer.shard._ends.values()
+  data, full = np.zeros(8, np.uint8), 100
+  for handle in range(1, UPDATES_KEPT + 3):
+    ends.offer(UPDATES_KEPT, 0, handle, [data])
+    ends.offer(1, 0, full + handle, [data])
+  ends.retire(5)  # It was fetched.
+  fetcher = MemoryPlane(syncer.plane._network).fetcher(ends.addresses[0])
+  found = []
+  for handle in (*range(1, 20), *range(full, full + 20)):
+    with contextlib.suppress(NotOffered):
+      fetcher.pull(announced(handle, 'int4', [data]), WAIT_S)
+      found.append(handle)
+  updates = [x for x in range(3, UPDATES_KEPT + 3) if x != 5]
+  assert found == [*updates, full + UPDATES_KEPT + 2]
+
+
 class SlowFetcher:
   """Takes so long by its own clock, or times out."""
 
@@ -184,14 +234,14 @@ def test_a_link_that_becomes_nine_times_slower_recovers():
   """A time-out teaches: else each pull to come would time out, for ever."""
   fetcher = SlowFetcher()
   pace = TransferPace(1.0, clock=lambda: fetcher.now_s)
-  payload = messages.Payload(1, 'int4', 1000, 0)
+  asked = messages.Payload(1, 'int4', 1000, 0)
   for _ in range(10):
-    pace.pull(fetcher, payload)
+    pace.pull(fetcher, asked)
   fetcher.takes_s *= 9
   failed = 0
   for _ in range(100):
     try:
-      pace.pull(fetcher, payload)
+      pace.pull(fetcher, asked)
     except TimedOut:
       failed += 1
   assert 1 <= failed <= 2

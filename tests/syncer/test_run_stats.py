@@ -7,9 +7,9 @@ import time
 import pytest
 
 from diloco.protocol import messages
-from diloco.protocol.grace import Ema
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.state import Ledger
+from diloco.protocol.values import Ema
 from diloco.syncer.stats import RunStats
 
 pytestmark = pytest.mark.beside

@@ -24,11 +24,10 @@ def _final(folder, **options):
 @pytest.mark.parametrize(
   'options',
   [
-    {'fragments': 2},  # A whole fragment each.
-    {'fragments': 1},  # One, dealt by tensor.
+    {'fragments': 2},
     {'fragments': 2, 'embedding': 'own'},
   ],
-  ids=['whole', 'by tensor', 'own embedding'],
+  ids=['even', 'own embedding'],
 )
 def test_shards_make_the_parameters_that_one_syncer_makes(tmp_path, options):
   run, expected = _final(tmp_path / 'one', **options)

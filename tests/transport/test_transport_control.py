@@ -83,7 +83,7 @@ def wait_for(condition, what: str | Callable[[], str]):
   until(condition, WAIT_S, what)
 
 
-def test_control_carries_messages_both_ways_and_counts_bytes():
+def test_control_carries_messages_both_ways():
   with pair() as (server, client):
     assert client.send(HELLO)
     session, message = server.seen.get(timeout=WAIT_S)
@@ -91,10 +91,6 @@ def test_control_carries_messages_both_ways_and_counts_bytes():
     answer = messages.Refusal('no', final=False)
     assert session.send(answer)
     assert client.seen.get(timeout=WAIT_S) == answer
-    assert client.bytes_sent == session.bytes_received
-    assert client.bytes_sent == len(wire.encode(HELLO))
-    assert session.bytes_sent == client.bytes_received
-    assert session.bytes_sent == len(wire.encode(answer))
 
 
 def test_control_hands_over_what_was_sent_before_close_then_the_end():

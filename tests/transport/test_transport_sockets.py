@@ -3,7 +3,6 @@
 relied on in jax.experimental.transfer."""
 
 import contextlib
-import datetime
 import re
 import socket
 import subprocess
@@ -11,16 +10,11 @@ import sys
 import time
 import zlib
 
-import jax
 import numpy as np
 import pytest
 
 from diloco.protocol.messages import Payload
-from diloco.transport import (
-  jax_transfer,
-  planes,
-  sockets,
-)
+from diloco.transport import planes, sockets
 
 pytestmark = pytest.mark.beside
 
@@ -110,8 +104,6 @@ def test_meter_counts_what_sockets_carried_also_after_their_close():
       deadline = time.monotonic() + WAIT_S
       while (seen := sockets_meter.sample()).sent < 100_000:
         assert time.monotonic() < deadline, seen
-      total = sockets.socket_bytes()
-      assert total.received >= 100_000
       # The handshake's SYN counts as one byte.
       assert 100_000 <= seen.sent <= 100_002
       assert seen.received == 100_000
@@ -135,28 +127,6 @@ def test_meter_bounds_what_a_plane_adds_to_its_payloads(name):
       fetcher.pull(Payload(handle, 'raw', nbytes, zlib.crc32(data)), WAIT_S)
     received = sockets_meter.sample().received
   assert nbytes * pulls <= received < nbytes * pulls * 1.01
-
-
-def test_jax_waiting_pull_ends_when_its_sockets_are_shut():
-  """The public way out, where jax no longer has `_poison_connection`."""
-  device = jax.local_devices(backend='cpu')[0]
-  spec = jax.ShapeDtypeStruct(
-    (8,), np.uint8, sharding=jax.sharding.SingleDeviceSharding(device)
-  )
-  an_hour = datetime.datetime.now() + datetime.timedelta(hours=1)
-  with (
-    contextlib.closing(jax_transfer._Server('127.0.0.1')) as server,
-    contextlib.closing(jax_transfer._Server('127.0.0.1')) as own,
-  ):
-    connection = own.transfer.connect(f'127.0.0.1:{server.port}')
-    [array] = connection.pull(1, [spec], timeout=an_hour)
-    deadline = time.monotonic() + WAIT_S
-    while not sockets.shut_connected('127.0.0.1', server.port):
-      assert time.monotonic() < deadline, 'never connected'
-    while not array.is_ready():
-      assert time.monotonic() < deadline, 'still waiting'
-    with pytest.raises(jax.errors.JaxRuntimeError):
-      jax.block_until_ready(array)
 
 
 def test_jax_servers_are_dropped_while_somebody_connects():

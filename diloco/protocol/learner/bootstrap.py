@@ -12,47 +12,34 @@ import dataclasses
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import updates
-from diloco.protocol.learner.offers import View, lead_min
+from diloco.protocol.learner.offers import lead_min
 from diloco.protocol.learner.state import (
   Core,
   Fragment,
   LearnerState,
-  PendingDonation,
+  View,
 )
-from diloco.protocol.values import changed
+from diloco.protocol.values import Value, changed
 
 # Versions of a fragment that have been announced since the welcome, when a
 # newcomer that does not hold the newest of each is taken for slow.
 OUTRUN_VERSIONS = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-  """The state of a process when it starts; tuples are by fragment.
+class Start(Value):
+  """The state of a process when it starts; tuples are by fragment."""
 
-  Attributes:
-    source: origin of the state, for humans.
-    crcs: CRCs of the bytes of Θ_p that the host holds.
-    versions: versions of those fragments.
-    from_steps: own step up to which θ_p contains no progress of the learner.
-    from_tokens: own tokens up to which θ_p contains no progress.
-    step: own inner steps so far, of this and of earlier processes.
-    tokens: tokens of those steps.
-    position: index of the next batch of the data shard.
-    closed_round: the newest round known to be closed.
-    global_step: t as last known.
-  """
-
-  source: str
-  crcs: tuple[int, ...]
-  versions: tuple[int, ...]
+  source: str  # Its origin, for humans.
+  crcs: tuple[int, ...]  # CRCs of the bytes of Θ_p that the host holds,
+  versions: tuple[int, ...]  # and versions of those fragments.
+  # Own step, and own tokens, up to which θ_p has no progress of the learner.
   from_steps: tuple[int, ...]
   from_tokens: tuple[int, ...]
-  step: int = 0
-  tokens: int = 0
-  position: int = 0
-  closed_round: int = 0
-  global_step: int = 0
+  step: int = 0  # Own inner steps so far, of this and of earlier processes.
+  tokens: int = 0  # Of those steps.
+  position: int = 0  # Index of the next batch of the data shard.
+  closed_round: int = 0  # The newest round known to be closed.
+  global_step: int = 0  # t as last known.
 
   @classmethod
   def from_seed(cls, crcs: tuple[int, ...]) -> 'Start':
@@ -292,10 +279,7 @@ def on_donate(core: Core, message: messages.Donate):
   """Notes the syncer's request; only a learner that trains may donate."""
   if not core.state.began or core.state.ceased:
     return  # The syncer picks another donor when this session ends.
-  donation = PendingDonation(
-    message.learner, message.incarnation, message.versions
-  )
-  core.set(donations=(*core.state.donations, donation))
+  core.set(donations=(*core.state.donations, message))
 
 
 def on_donation_over(core: Core, message: messages.DonationOver):

@@ -5,15 +5,17 @@ Effects marked *boundary* are for the training loop, which performs them between
 two inner steps, in the given order. All others are for the threads around it.
 """
 
-import dataclasses
-
 from diloco.protocol import messages
+from diloco.protocol.values import Value
 
 # Events ----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Connected:
+class Event(Value):
+  """An input of a learner's machine."""
+
+
+class Connected(Event):
   """A stream to the syncer is open."""
 
   incarnation: int
@@ -23,29 +25,25 @@ class Connected:
   partition: str = ''
 
 
-@dataclasses.dataclass(frozen=True)
-class Disconnected:
+class Disconnected(Event):
   """The stream has closed; the driver will reconnect."""
 
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Heard:
+class Heard(Event):
   """A message of the syncer has arrived."""
 
   message: object  # One of messages.FROM_SYNCER.
 
 
-@dataclasses.dataclass(frozen=True)
-class Boundary:
+class Boundary(Event):
   """One more inner step was dispatched, on `tokens` tokens."""
 
   tokens: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Completed:
+class Completed(Event):
   """An inner step is done; steps complete in order."""
 
   tokens: int
@@ -56,16 +54,14 @@ class Completed:
   saved_step: int = 0  # As in `messages.Report`.
 
 
-@dataclasses.dataclass(frozen=True)
-class OfferDropped:
+class OfferDropped(Event):
   """A snapshot did not become an offer: no room, or a newer one exists."""
 
   fragment: int
   handle: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Rebuilt:
+class Rebuilt(Event):
   """The host holds `fragment` of Θ at `version`, verified by its CRC."""
 
   fragment: int
@@ -73,8 +69,7 @@ class Rebuilt:
   crc: int
 
 
-@dataclasses.dataclass(frozen=True)
-class FetchFailed:
+class FetchFailed(Event):
   """A fetch failed, or its bytes did not match."""
 
   fragment: int
@@ -82,46 +77,44 @@ class FetchFailed:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class StateFetched:
+class StateFetched(Event):
   """The host holds a donor's copy of Θ, verified, and its inner state."""
 
   offered: messages.StateOffered
   donor: int
 
 
-@dataclasses.dataclass(frozen=True)
-class StateFailed:
+class StateFailed(Event):
   """A donor's state did not arrive complete."""
 
   state: messages.StateAt
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Stop:
+class Stop(Event):
   """The process must stop: leave in good order, within the notice time."""
 
   notice_s: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Tick:
+class Tick(Event):
   """Time has passed: a deadline was reached."""
 
 
 # Effects ---------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Send:
+class Effect(Value):
+  """An output of a learner's machine, for its driver to perform."""
+
+
+class Send(Effect):
   """Send a message to the syncer."""
 
   message: object  # One of messages.FROM_LEARNER.
 
 
-@dataclasses.dataclass(frozen=True)
-class Snapshot(messages.OfferTerms):
+class Snapshot(messages.OfferTerms, Effect):
   """Boundary: copy the fragment, encode it against its base, offer it."""
 
   handle: int  # Handle of the offer, unique in this process.
@@ -132,62 +125,48 @@ class Snapshot(messages.OfferTerms):
     return messages.Offer(**self.terms(), payload=payload)
 
 
-@dataclasses.dataclass(frozen=True)
-class HandIn:
+class HandIn(Effect):
   """Boundary: say `HandedIn` after the preceding snapshots are offered."""
 
   last_round: int
 
 
-@dataclasses.dataclass(frozen=True)
-class SayLeaving:
+class SayLeaving(Effect):
   """Boundary: say `Leaving` after the preceding snapshots are offered."""
 
 
-@dataclasses.dataclass(frozen=True)
-class DonateState:
+class DonateState(messages.SessionKey, Effect):
   """Boundary: copy the inner state, offer it and Θ to a newcomer."""
 
-  learner: int  # The newcomer, and its session.
-  incarnation: int
   step: int
 
 
-@dataclasses.dataclass(frozen=True)
-class EndDonation:
+class EndDonation(messages.SessionKey, Effect):
   """Withdraw what was offered to a newcomer."""
 
-  learner: int
-  incarnation: int
 
-
-@dataclasses.dataclass(frozen=True)
-class DonateFragment:
+class DonateFragment(Effect):
   """Offer the syncer the host's copy of a fragment, which has `version`."""
 
   fragment: int
   version: int
 
 
-@dataclasses.dataclass(frozen=True)
-class FetchState:
+class FetchState(Effect):
   """Pull what a donor offers."""
 
   state: messages.StateAt
 
 
-@dataclasses.dataclass(frozen=True)
-class Adopt:
+class Adopt(Effect):
   """Boundary: make the fetched inner state this learner's own."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Reset:
+class Reset(Effect):
   """Boundary: reset the inner state, which is not to be trusted."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Apply:
+class Apply(Effect):
   """Boundary: blend the host's `version` of the fragment into θ.
 
   With `carry`, progress made after the copy of `handle` stays in θ. Without it,
@@ -208,25 +187,21 @@ class Apply:
   overwritten_tokens: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Begin:
+class Begin(Effect):
   """Boundary: bootstrap is complete; train from this data position on."""
 
   position: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Save:
+class Save(Effect):
   """Boundary: write a checkpoint, which may become the only copy."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Cease:
+class Cease(Effect):
   """Boundary: make no more inner steps."""
 
 
-@dataclasses.dataclass(frozen=True)
-class FetchUpdates:
+class FetchUpdates(Effect):
   """Pull outer updates of one fragment, of ascending versions, at one go.
 
   Each is added to the host's copy, which has the version before the first, and
@@ -238,22 +213,19 @@ class FetchUpdates:
   updates: tuple[messages.Update, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class FetchFragment:
+class FetchFragment(Effect):
   """Pull the full fragment and verify its CRC."""
 
   message: messages.FullFragment
 
 
-@dataclasses.dataclass(frozen=True)
-class Forget:
+class Forget(Effect):
   """Release these offers; None means all of them."""
 
   handles: tuple[int, ...] | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Leave:
+class Leave(Effect):
   """End this process's part in the run."""
 
   reason: str
@@ -262,39 +234,3 @@ class Leave:
   refused: bool = False  # By the syncer, for good: a restart would not help.
   # From the syncer, with all steps made; a restart would not help.
   cut_off: bool = False
-
-
-Event = (
-  Connected
-  | Disconnected
-  | Heard
-  | Boundary
-  | Completed
-  | OfferDropped
-  | Rebuilt
-  | FetchFailed
-  | StateFetched
-  | StateFailed
-  | Stop
-  | Tick
-)
-Effect = (
-  Send
-  | Snapshot
-  | HandIn
-  | SayLeaving
-  | DonateState
-  | EndDonation
-  | DonateFragment
-  | FetchState
-  | Adopt
-  | Reset
-  | Apply
-  | Begin
-  | Save
-  | Cease
-  | FetchUpdates
-  | FetchFragment
-  | Forget
-  | Leave
-)

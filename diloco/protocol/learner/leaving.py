@@ -52,37 +52,32 @@ def note_last_offer(core: Core, p: int):
 def on_merged(core: Core, p: int, handle: int, step: int, by: str):
   """Notes that an own offer, up to own step `step`, was merged into Θ."""
   for last in core.state.last_offers:
-    if last.fragment != p:
-      continue
-    if last.handle == handle or step >= last.step:
-      _set(core, last, outcome=f'merged by {by}')
-    else:
-      _set(core, last, outcome=f'only those up to step {step} merged by {by}')
+    if last.fragment == p:
+      whole = last.handle == handle or step >= last.step
+      of = '' if whole else f'only those up to step {step} '
+      _set(core, last, outcome=f'{of}merged by {by}')
 
 
 def on_retired(core: Core, retired: messages.Retired):
   """Notes that the syncer has the bytes of an offer, or does not want them."""
-  for last in core.state.last_offers:
-    if last.handle not in retired.handles or last.outcome:
-      continue
-    if retired.pulled:
-      _set(core, last, pulled=True)
-    else:
-      _set(core, last, outcome='refused')
+  for last in _open(core):
+    if last.handle in retired.handles:
+      fields = {'pulled': True} if retired.pulled else {'outcome': 'refused'}
+      _set(core, last, **fields)
 
 
 def on_offer_again(core: Core, offer_again: messages.OfferAgain):
   """Marks a pulled offer as refused, as a ceased learner makes no more."""
   p = core.config.fragment_of(offer_again.round)
-  for last in core.state.last_offers:
-    if last.fragment == p and last.pulled and not last.outcome:
+  for last in _open(core):
+    if last.fragment == p and last.pulled:
       _set(core, last, outcome=f'refused: {offer_again.reason}')
 
 
 def on_not_offered(core: Core, handle: int):
   """Notes that an offer was not made for lack of room or of a session."""
-  for last in core.state.last_offers:
-    if last.handle == handle and not last.outcome:
+  for last in _open(core):
+    if last.handle == handle:
       _set(core, last, outcome='not offered')
 
 
@@ -92,9 +87,13 @@ def on_disconnected(core: Core):
 
 
 def _decide_open(core: Core, outcome: str):
-  for last in core.state.last_offers:
-    if not last.outcome:
-      _set(core, last, outcome=outcome)
+  for last in _open(core):
+    _set(core, last, outcome=outcome)
+
+
+def _open(core: Core) -> list[LastOffer]:
+  """Returns the last offers whose outcome is not known yet."""
+  return [x for x in core.state.last_offers if not x.outcome]
 
 
 def _set(core: Core, last: LastOffer, **fields):

@@ -11,7 +11,7 @@ from diloco.protocol import messages, timeouts
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import bootstrap as learner_bootstrap
 from diloco.protocol.learner import events as learner_events
-from diloco.protocol.learner import leaving, snapshots, updates
+from diloco.protocol.learner import leaving, offers, updates
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import Core, LearnerState
 from diloco.protocol.values import changed
@@ -82,7 +82,11 @@ class Learner:
     updates.fetch_next(self._core)
     self._say_alive()
     if learner_bootstrap.begin_when_complete(self._core):
-      self._begin()
+      if self._core.state.last_round is None:
+        begin = learner_events.Begin(self._core.state.position)
+        self._core.effects.append(begin)
+      else:
+        offers.hand_in(self._core)
     self._go_on_if_parked()
     self._leave_when_done()
     leaving.leave_in_time(self._core)
@@ -113,34 +117,9 @@ class Learner:
     """The global step t, as this learner knows it, for schedules."""
     return self._core.state.global_step
 
-  @property
-  def lag_versions(self) -> int:
-    """The number of announced versions that θ has not taken in yet."""
-    return sum(f.coming - f.base for f in self._core.state.fragments)
-
-  @property
-  def closed_known(self) -> int:
-    """The newest round that is known to be closed."""
-    return self._core.state.closed_known
-
   def snapshot(self) -> LearnerState:
     """Returns an immutable copy of the state."""
     return self._core.state
-
-  @classmethod
-  def restore(
-    cls,
-    config: ProtocolConfig,
-    run: str,
-    learner: int,
-    fingerprints: Mapping[str, str],
-    snapshot: LearnerState,
-  ) -> 'Learner':
-    """Returns a machine in the state of `snapshot`."""
-    start = Start.from_seed(tuple(f.crc for f in snapshot.fragments))
-    machine = cls(config, run, learner, fingerprints, start)
-    machine._core.state = snapshot
-    return machine
 
   # The session --------------------------------------------------------------
 
@@ -178,7 +157,7 @@ class Learner:
     match message:
       case messages.Welcome():
         learner_bootstrap.on_welcome(self._core, message)
-        snapshots.hand_in_again(self._core)
+        offers.hand_in_again(self._core)
       case messages.Refusal():
         self._core.leave(message.reason, refused=message.final)
       case messages.Quarantine():
@@ -194,14 +173,13 @@ class Learner:
       case messages.AskFragment(fragment=p):
         fragment = self._core.state.fragments[p]
         self._core.send(messages.FragmentHeld(p, fragment.host, fragment.crc))
-      case messages.DonateFragment():
-        p = message.fragment
+      case messages.DonateFragment(fragment=p):
         held = self._core.state.fragments[p].host
         self._core.effects.append(learner_events.DonateFragment(p, held))
       case messages.Update():
         updates.on_update(self._core, message)
       case messages.Skipped():
-        updates.on_skipped(self._core, message)
+        updates.on_closed(self._core, message)
       case messages.Postponed():
         self._core.set_fragment(message.fragment, postponed=True)
       case messages.FullFragment():
@@ -217,9 +195,8 @@ class Learner:
       case messages.Finish():
         self._core.set(last_round=message.last_round)
         if self._core.state.connected and not self._core.state.settled:
-          learner_bootstrap.go_on_alone(
-            self._core
-          )  # Its next step needs no more.
+          # Its next step needs no more.
+          learner_bootstrap.go_on_alone(self._core)
       case messages.Done():
         self._core.set(done=True)
       case _:
@@ -228,20 +205,10 @@ class Learner:
   def _leave_when_done(self):
     """Leaves after the last update, when the host holds the final Θ."""
     state = self._core.state
-    if not state.done or state.left:
-      return
-    if not all(f.complete for f in state.fragments):
-      return
-    self._core.send(messages.Goodbye('run is over'))
-    self._core.leave('run is over')
-
-  def _begin(self):
-    """Starts training, as bootstrap is complete."""
-    if self._core.state.last_round is None:
-      begin = learner_events.Begin(self._core.state.position)
-      self._core.effects.append(begin)
-    else:
-      snapshots.hand_in(self._core)
+    complete = all(f.complete for f in state.fragments)
+    if state.done and not state.left and complete:
+      self._core.send(messages.Goodbye('run is over'))
+      self._core.leave('run is over')
 
   # Inner steps --------------------------------------------------------------
 
@@ -251,20 +218,20 @@ class Learner:
       return  # The loop does not know yet; that step will not be used.
     assert state.began and not state.ceased, f'a step out of turn: {state}'
     assert not state.parked, f'a step while waiting: {state}'
-    self._core.set(
-      step=state.step + 1,
-      tokens=state.tokens + tokens,
-    )
+    self._core.set(step=state.step + 1, tokens=state.tokens + tokens)
+    if not self._at_boundary():
+      offers.offer(self._core)
+    self._core.set(parked=not self._core.state.ceased and self._waits())
+
+  def _at_boundary(self) -> bool:
+    """Does what may be done at any boundary; returns True if it ceases."""
     updates.apply_received(self._core)
     learner_bootstrap.donate(self._core)
-    if state.last_round is not None:
-      snapshots.hand_in(self._core)
-      return
-    if state.leave_at_s is not None:
-      snapshots.leave_at_boundary(self._core)
-      return
-    snapshots.offer(self._core)
-    self._core.set(parked=self._waits())
+    if self._core.state.last_round is not None:
+      offers.hand_in(self._core)
+    elif self._core.state.leave_at_s is not None:
+      offers.leave_at_boundary(self._core)
+    return self._core.state.ceased
 
   def _on_completed(self, event: learner_events.Completed):
     step = self._core.state.completed_step + 1
@@ -312,14 +279,8 @@ class Learner:
     """Performs at the boundary where it waits what has become possible."""
     if not self._core.state.parked:
       return
-    updates.apply_received(self._core)
-    learner_bootstrap.donate(self._core)
-    if self._core.state.last_round is not None:
-      snapshots.hand_in(self._core)
-    elif self._core.state.leave_at_s is not None:
-      snapshots.leave_at_boundary(self._core)
-    elif self._core.state.again_rounds:
-      snapshots.offer(self._core)
+    if not self._at_boundary() and self._core.state.again_rounds:
+      offers.offer(self._core)
     self._core.set(parked=not self._core.state.ceased and self._waits())
 
   def _waits(self) -> bool:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decides which round a learner offers for next, and gives reasons."""
 
-import dataclasses
 from collections.abc import Sequence
 
 from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.learner import leaving
+from diloco.protocol.learner.state import HALF_STEP, MADE_MAX, Core, Made, View
 
 # A first offer merged this many own steps later was made too early. If an
 # offer can be refreshed before the next is due, up to two steps more are
@@ -14,106 +16,41 @@ REFRESHED_STEPS = 2
 # Unanswered offers of one fragment, each of which keeps a copy; at this number
 # no more are made.
 UNANSWERED_MAX = 4
-HALF_STEP = 0.5  # Rounds a fractional view of t to the nearest step.
 # If an offer can be refreshed, it is made a boundary early rather than late.
 NEARLY_A_STEP = 0.9
 # First offers at one boundary. Two, if t has advanced by more than a step
 # since the last: with one, a learner that has a round at every boundary (s = 1)
 # would stay a round late for as long as it gains no step on t.
 FIRST_OFFERS_MAX = 2
-RATE_WEIGHT = 0.2  # Weight of the newest update in the averages of `View`.
-# Steps of t per own step; bounded, as a learner may have stood still.
-RATE_MAX = 64.0
 
 
-@dataclasses.dataclass(frozen=True)
-class View:
-  """The global step t as one learner sees it, at any of its own steps.
-
-  An update says what t was when its round closed, and the last own step that
-  the syncer knew of by then: these two belong together. From there t is
-  extrapolated at its recent pace in own steps, so that a slow learner's view
-  does not fall behind between two updates and a fast one's does not run ahead.
-  An update also says how long after its due step a round closes.
-  """
-
-  step: int = 0  # t ...
-  own_step: int = 0  # Own steps that the syncer knew of at that t.
-  t_steps: float = 0.0  # Averages between two updates: of t,
-  own_steps: float = 0.0  # and of own steps.
-  late_steps: float = 0.0  # Average of t − r·s at the closes of rounds.
-
-  def at(self, own_step: int) -> float:
-    """Returns the estimate of t when the learner has made `own_step` steps."""
-    return self.step + self.rate * (own_step - self.own_step)
-
-  @property
-  def rate(self) -> float:
-    """Steps of t per own step."""
-    if self.t_steps == 0.0:
-      return 1.0
-    return min(self.t_steps / max(self.own_steps, 1e-9), RATE_MAX)
-
-  def closed(self, late_steps: int) -> 'View':
-    """Returns the view after a round closed `late_steps` after it was due."""
-    more = RATE_WEIGHT * (max(late_steps, 0) - self.late_steps)
-    return dataclasses.replace(self, late_steps=self.late_steps + more)
-
-  def moved(self, step: int, own_step: int) -> 'View':
-    """Returns the view after an update: t was `step` at `own_step`."""
-    t_steps, own_steps = step - self.step, own_step - self.own_step
-    if t_steps <= 0 or own_steps < 0:
-      return dataclasses.replace(self, step=step, own_step=own_step)
-    if self.t_steps == 0.0:
-      if own_steps == 0:
-        return dataclasses.replace(self, step=step, own_step=own_step)
-      return dataclasses.replace(
-        self, step=step, own_step=own_step, t_steps=t_steps, own_steps=own_steps
-      )
-    return dataclasses.replace(
-      self,
-      step=step,
-      own_step=own_step,
-      t_steps=self.t_steps + RATE_WEIGHT * (t_steps - self.t_steps),
-      own_steps=self.own_steps + RATE_WEIGHT * (own_steps - self.own_steps),
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class OfferContext:
-  """The knowledge on which a learner decides about an offer."""
-
-  t: float  # As estimated by the learner.
-  closed_known: int  # The newest round that it knows to be closed.
-  last_offered: int  # The newest round that it made a new offer for.
-  lead: int  # In steps of t.
-  refreshes: bool = False  # An earlier round can use a newer copy now.
-
-
-@dataclasses.dataclass(frozen=True)
-class NextOffer:
-  """The round to offer for now for the first time, if any."""
-
-  round: int | None
-  reason: str
-
-
-def next_offer(standing: OfferContext, config: ProtocolConfig) -> NextOffer:
-  """Chooses round r at the first boundary at which t reaches r·s − lead.
+def next_offer(
+  config: ProtocolConfig,
+  t: float,
+  closed_known: int,
+  last_offered: int,
+  lead: int,
+  refreshes: bool = False,
+) -> int | None:
+  """Returns round r at the first boundary at which t reaches r·s − lead.
 
   At the in-flight limit the learner does not wait: it keeps training, and
   refreshes what it has on offer.
+
+  Args:
+    t: as estimated by the learner.
+    closed_known: the newest round that it knows to be closed.
+    last_offered: the newest round that it made a first offer for.
+    lead: in steps of t.
+    refreshes: True if an earlier round can use a newer copy now.
   """
-  round_ = max(standing.closed_known, standing.last_offered) + 1
-  limit = open_max(standing.lead, config)
-  if round_ > standing.closed_known + limit:
-    return NextOffer(None, f'{limit} rounds in flight')
-  at = round_ * config.spacing_steps - standing.lead
-  rare = config.spacing_steps > 1 and not standing.refreshes
+  round_ = max(closed_known, last_offered) + 1
+  if round_ > closed_known + open_max(lead, config):
+    return None
+  at = round_ * config.spacing_steps - lead
+  rare = config.spacing_steps > 1 and not refreshes
   early = NEARLY_A_STEP if rare else HALF_STEP
-  if standing.t < at - early:
-    return NextOffer(None, f'round {round_} at {at}, now {standing.t:.1f}')
-  return NextOffer(round_, f'round {standing.closed_known} closed')
+  return round_ if t >= at - early else None
 
 
 def refreshed_round(
@@ -186,3 +123,141 @@ def next_lead(
     return min(lead + 1, lead_max(config))
   early = EARLY_STEPS + min(REFRESHED_STEPS, config.spacing_steps - 1)
   return max(lead - 1, lead_min(config)) if waited_steps > early else lead
+
+
+# Copies that become offers: due, refreshed, asked for again, last -------------
+
+
+def offer(core: Core):
+  """Repeats an offer or makes those that are due; else refreshes one."""
+  state = core.state
+  if not state.connected:
+    return
+  if _offer_again(core):
+    return
+  offered = 0
+  while offered < FIRST_OFFERS_MAX and _offer_next(core):
+    offered += 1
+  if not offered and (round_ := _to_refresh(core)) is not None:
+    _snapshot(core, round_)
+
+
+def _offer_next(core: Core) -> bool:
+  """Makes the next round's first offer, if it is time for it."""
+  state = core.state
+  round_ = next_offer(
+    core.config,
+    state.view.at(state.step),
+    state.closed_known,
+    state.last_offered,
+    state.lead,
+    refreshes=_to_refresh(core) is not None,
+  )
+  if round_ is None or not _snapshot(core, round_):
+    return False
+  core.set(last_offered=round_)
+  return True
+
+
+def _to_refresh(core: Core) -> int | None:
+  """Returns the open round whose offer gets a newer copy, if any."""
+  state, step, rounds = core.state, core.state.step, []
+  for round_ in range(state.closed_known + 1, state.last_offered + 1):
+    fragment = state.fragments[core.config.fragment_of(round_)]
+    crowded = fragment.unanswered(state.incarnation) >= UNANSWERED_MAX
+    if fragment.pulled or crowded or fragment.offered_step == step:
+      continue
+    if fragment.can_be_offered(step, core.config.max_staleness_versions):
+      rounds.append(round_)
+  return refreshed_round(rounds, state.view, step, core.config)
+
+
+def _offer_again(core: Core) -> bool:
+  """Repeats the oldest offer that is asked for and possible; others wait."""
+  closed = core.state.closed_known
+  rounds = [r for r in core.state.again_rounds if r > closed]
+  made = next((r for r in rounds if _snapshot(core, r)), None)
+  core.set(again_rounds=tuple(r for r in rounds if r != made))
+  return made is not None
+
+
+def _snapshot(core: Core, round_: int) -> bool:
+  """Offers the round's fragment, unless no step was made on it."""
+  p = core.config.fragment_of(round_)
+  state, fragment = core.state, core.state.fragments[p]
+  stale_max = core.config.max_staleness_versions
+  if not fragment.can_be_offered(state.step, stale_max):
+    return False
+  c_steps = state.step - fragment.from_step
+  c_tokens = state.tokens - fragment.from_tokens
+  handle = state.handles + 1
+  session, base = state.incarnation, fragment.base
+  made = Made(handle, session, base, state.step, state.tokens, c_tokens)
+  offers = (*fragment.offers, made)[-MADE_MAX:]
+  core.effects.append(
+    learner_events.Snapshot(
+      handle=handle,
+      keep=tuple(x.handle for x in offers),
+      round=round_,
+      fragment=p,
+      base_version=base,
+      c_steps=c_steps,
+      c_tokens=c_tokens,
+      step=state.step,
+    )
+  )
+  core.set(handles=handle)
+  again = fragment.offered_round == round_
+  first_step = fragment.first_step if again else state.step
+  core.set_fragment(
+    p, offered_round=round_, first_step=first_step, offers=offers
+  )
+  return True
+
+
+def leave_at_boundary(core: Core):
+  """Makes the last offers, for all rounds offered for, after a stop."""
+  first = core.state.closed_known + 1
+  for round_ in range(first, max(first, core.state.last_offered) + 1):
+    _offer_last(core, round_)
+  _cease(core, learner_events.SayLeaving())
+
+
+def hand_in(core: Core):
+  """Offers every fragment once more for its last round, then ceases."""
+  _offer_last_rounds(core)
+  _cease(core, learner_events.HandIn(core.state.last_round))
+
+
+def _cease(core: Core, say: learner_events.Effect):
+  core.effects += [say, learner_events.Cease()]
+  core.set(ceased=True, parked=False)
+
+
+def hand_in_again(core: Core):
+  """Hands in again after a reconnect, as offers end with their session."""
+  state = core.state
+  if state.ceased and state.connected and state.last_round is not None:
+    _offer_last_rounds(core)
+    core.effects.append(learner_events.HandIn(state.last_round))
+
+
+def _offer_last_rounds(core: Core):
+  """Offers for the last rounds that the syncer knows of."""
+  state, fragments = core.state, core.config.fragments
+  last = min(state.last_round, state.closed_known + fragments)
+  first = max(state.closed_known, last - fragments) + 1
+  for round_ in range(first, last + 1):
+    _offer_last(core, round_)
+
+
+def _offer_last(core: Core, round_: int):
+  """Offers a round's fragment for the last time, unless it is on offer."""
+  state = core.state
+  if not state.connected:
+    return
+  p = core.config.fragment_of(round_)
+  offers = state.fragments[p].offers_in(state.incarnation)
+  is_there = bool(offers) and offers[-1].step == state.step
+  if is_there or _snapshot(core, round_) or offers:
+    leaving.note_last_offer(core, p)

@@ -6,16 +6,66 @@ from collections.abc import Mapping, Sequence
 
 from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.grace import Ema
 from diloco.protocol.learner import events as learner_events
-from diloco.protocol.learner.offers import HALF_STEP, View
-from diloco.protocol.values import changed
+from diloco.protocol.values import Ema, Value, changed
 
+HALF_STEP = 0.5  # Rounds a fractional view of t to the nearest step.
+RATE_WEIGHT = 0.2  # Weight of the newest update in the averages of `View`.
+# Steps of t per own step; bounded, as a learner may have stood still.
+RATE_MAX = 64.0
 MADE_MAX = 8  # Per fragment, including those of an earlier session.
 
 
-@dataclasses.dataclass(frozen=True)
-class Made:
+class View(Value):
+  """The global step t as one learner sees it, at any of its own steps.
+
+  An update says what t was when its round closed, and the last own step that
+  the syncer knew of by then: these two belong together. From there t is
+  extrapolated at its recent pace in own steps, so that a slow learner's view
+  does not fall behind between two updates and a fast one's does not run ahead.
+  An update also says how long after its due step a round closes.
+  """
+
+  step: int = 0  # t ...
+  own_step: int = 0  # Own steps that the syncer knew of at that t.
+  t_steps: float = 0.0  # Averages between two updates: of t,
+  own_steps: float = 0.0  # and of own steps.
+  late_steps: float = 0.0  # Average of t − r·s at the closes of rounds.
+
+  def at(self, own_step: int) -> float:
+    """Returns the estimate of t when the learner has made `own_step` steps."""
+    return self.step + self.rate * (own_step - self.own_step)
+
+  @property
+  def rate(self) -> float:
+    """Steps of t per own step."""
+    if self.t_steps == 0.0:
+      return 1.0
+    return min(self.t_steps / max(self.own_steps, 1e-9), RATE_MAX)
+
+  def closed(self, late_steps: int) -> 'View':
+    """Returns the view after a round closed `late_steps` after it was due."""
+    more = RATE_WEIGHT * (max(late_steps, 0) - self.late_steps)
+    return changed(self, late_steps=self.late_steps + more)
+
+  def moved(self, step: int, own_step: int) -> 'View':
+    """Returns the view after an update: t was `step` at `own_step`."""
+    t_steps, own_steps = step - self.step, own_step - self.own_step
+    at = changed(self, step=step, own_step=own_step)
+    if t_steps <= 0 or own_steps < 0:
+      return at
+    if self.t_steps == 0.0:  # The first sample.
+      if own_steps == 0:
+        return at
+      return changed(at, t_steps=t_steps, own_steps=own_steps)
+    return changed(
+      at,
+      t_steps=self.t_steps + RATE_WEIGHT * (t_steps - self.t_steps),
+      own_steps=self.own_steps + RATE_WEIGHT * (own_steps - self.own_steps),
+    )
+
+
+class Made(Value):
   """An offer that a round may merge, or has merged."""
 
   handle: int
@@ -26,8 +76,7 @@ class Made:
   c_tokens: int  # Of these, the tokens that the offer brings.
 
 
-@dataclasses.dataclass(frozen=True)
-class LastOffer:
+class LastOffer(Value):
   """The last offer of a fragment, made as the learner ceased."""
 
   fragment: int
@@ -37,8 +86,7 @@ class LastOffer:
   outcome: str = ''  # For humans, once it is known.
 
 
-@dataclasses.dataclass(frozen=True)
-class LinkLoad:
+class LinkLoad(Value):
   """How much of its time a learner's link down would need for all updates."""
 
   announced_s: float | None = None  # Time of the last announcement.
@@ -69,8 +117,7 @@ class LinkLoad:
     return self.fetch_s.value_s / self.every_s.value_s
 
 
-@dataclasses.dataclass(frozen=True)
-class Fragment:
+class Fragment(Value):
   """A learner's view of one fragment; versions count its closes."""
 
   base: int = 0  # Version that θ_p was last set to; offers are relative to it.
@@ -185,17 +232,7 @@ class Fragment:
     return tuple(x for x in self.offers if x.handle not in handles)
 
 
-@dataclasses.dataclass(frozen=True)
-class PendingDonation:
-  """A newcomer that waits for this learner's state."""
-
-  learner: int
-  incarnation: int
-  versions: tuple[int, ...]  # Versions that θ must include before.
-
-
-@dataclasses.dataclass(frozen=True)
-class LearnerState:
+class LearnerState(Value):
   """All that the machine knows, as a value to compare, save and restore."""
 
   fragments: tuple[Fragment, ...]
@@ -227,7 +264,7 @@ class LearnerState:
   again_rounds: tuple[int, ...] = ()  # To be offered again, ascending.
   view: View = dataclasses.field(default=View())  # Of t.
   asking: tuple[int, ...] = ()  # Fragments with an `ask_at_s`, ascending.
-  donations: tuple[PendingDonation, ...] = ()  # That are asked for.
+  donations: tuple[messages.Donate, ...] = ()  # That are asked for.
   giving: tuple[int, int] | None = None  # The newcomer being served.
   # Offers of this session, made as it ceased.
   last_offers: tuple[LastOffer, ...] = ()
@@ -290,22 +327,13 @@ class Core:
     self.set(said_at_s=self.state.now)
     self.effects.append(learner_events.Send(message))
 
-  def leave(
-    self,
-    reason: str,
-    refused: bool = False,
-    stopped: bool = False,
-    cut_off: bool = False,
-  ):
-    """Leaves the run; happens at most once, and is final for this process."""
+  def leave(self, reason: str, **why: bool):
+    """Leaves the run; happens at most once, and is final for this process.
+
+    Args:
+      why: which of the flags of `Leave` are set, besides `done`.
+    """
     if not self.state.left:
       self.set(left=True, ceased=True, parked=False)
-      self.effects.append(
-        learner_events.Leave(
-          reason,
-          done=self.state.done,
-          stopped=stopped,
-          refused=refused,
-          cut_off=cut_off,
-        )
-      )
+      leave = learner_events.Leave(reason, done=self.state.done, **why)
+      self.effects.append(leave)

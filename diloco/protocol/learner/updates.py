@@ -23,9 +23,8 @@ FULL_BEHIND_MAX = 1
 
 def on_update(core: Core, update: messages.Update):
   """Notes a closed round, what it means for offers, and queues its update."""
-  _adapt_lead(core, update)
-  _note_merged(core, update)
-  _on_closed(core, update)
+  _note_own(core, update)
+  on_closed(core, update)
   p = update.fragment
   fragment = core.state.fragments[p]
   core.set(link=core.state.link.announced(core.state.now))
@@ -40,11 +39,6 @@ def on_update(core: Core, update: messages.Update):
     _expect(core, update)
   else:
     want(core, p, f'missed version {fragment.coming + 1}')
-
-
-def on_skipped(core: Core, skipped: messages.Skipped):
-  """Notes a round that closed without an update; offers remain valid."""
-  _on_closed(core, skipped)
 
 
 def on_full_fragment(core: Core, message: messages.FullFragment):
@@ -167,8 +161,11 @@ def on_retired(core: Core, retired: messages.Retired):
       core.set_fragment(p, offers=rest)
 
 
-def _on_closed(core: Core, message: messages.Update | messages.Skipped):
-  """Updates the estimate of t from the syncer's view at the close."""
+def on_closed(core: Core, message: messages.Update | messages.Skipped):
+  """Updates the estimate of t from the syncer's view at a round's close.
+
+  If that was without an update, offers remain valid.
+  """
   own_step = message.reported_step or core.state.completed_step
   due_step = message.round * core.config.spacing_steps
   view = core.state.view.moved(message.step, own_step)
@@ -178,28 +175,14 @@ def _on_closed(core: Core, message: messages.Update | messages.Skipped):
   )
 
 
-def _note_merged(core: Core, update: messages.Update):
-  """Notes which of its own offers of the fragment was merged, if any."""
-  i = update.index_of(core.learner)
-  if i is None:
-    return
-  p = update.fragment
-  made = core.state.fragments[p].found(
-    update.incarnations[i], update.handles[i]
-  )
-  core.set_fragment(p, merged_version=update.version)
-  if made is not None:
-    core.set_fragment(p, merged=made)
-    by = f'round {update.round}'
-    leaving.on_merged(core, p, made.handle, made.step, by)
-  else:
-    core.set_fragment(p, merged_other=True)
+def _note_own(core: Core, update: messages.Update):
+  """Notes which of its own offers was merged, if any, and adapts the lead.
 
-
-def _adapt_lead(core: Core, update: messages.Update):
-  """Adapts the lead after a round it offered for, or was about to."""
-  fragment = core.state.fragments[update.fragment]
-  i = update.index_of(core.learner)
+  The lead changes after a round that it offered for, or was about to.
+  """
+  p, i = update.fragment, update.index_of(core.learner)
+  fragment = core.state.fragments[p]
+  begun = fragment.offered_round == update.round
   if i is None:
     stale_max = core.config.max_staleness_versions
     offers = fragment.can_be_offered(core.state.step, stale_max)
@@ -207,15 +190,19 @@ def _adapt_lead(core: Core, update: messages.Update):
       core.set(lead=next_lead(core.state.lead, None, core.config))
     return
   made = fragment.found(update.incarnations[i], update.handles[i])
-  begun = fragment.offered_round == update.round
+  core.set_fragment(p, merged_version=update.version)
   if made is None:
+    core.set_fragment(p, merged_other=True)
     if not begun:
       return  # Another process of the learner made it.
     waited = update.ages_steps[i]
-  elif begun and made.step >= fragment.first_step:
-    waited = update.ages_steps[i] + made.step - fragment.first_step
   else:
+    core.set_fragment(p, merged=made)
+    by = f'round {update.round}'
+    leaving.on_merged(core, p, made.handle, made.step, by)
     waited = None  # It was made for an earlier round, which closed without it.
+    if begun and made.step >= fragment.first_step:
+      waited = update.ages_steps[i] + made.step - fragment.first_step
   core.set(lead=next_lead(core.state.lead, waited, core.config))
 
 

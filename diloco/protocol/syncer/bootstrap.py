@@ -9,16 +9,11 @@ only to learners that are partitioned alike.
 """
 
 from diloco.protocol import messages
-from diloco.protocol.syncer.members import Member
-from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.syncer.state import Member, SyncerState
 
 
 def on_want_state(state: SyncerState, learner: int) -> str | None:
-  """A newcomer asks for a donor, for the first time or after one has failed.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
-  """
+  """A newcomer asks for a donor, for the first time or after one has failed."""
   if state.members[learner].ready:
     return 'wants a state though it has said that it is ready'
   _dismiss(state, learner, state.members[learner])
@@ -59,7 +54,7 @@ def _introduce(state: SyncerState, learner: int):
   donors = [
     (m, state.members[m].incarnation)
     for m in sorted(state.members.live)
-    if not why_unlike(state.members[m], member)
+    if state.members[m].partition == member.partition
   ]
   donors = [donor for donor in donors if donor not in member.tried]
   if not donors:
@@ -82,34 +77,22 @@ def _introduce(state: SyncerState, learner: int):
   state.send(donor, request)
 
 
-def _busy(state: SyncerState) -> set[tuple[int, int]]:
+def _busy(state: SyncerState) -> set[tuple[int, int] | None]:
   """Returns the sessions that are giving their state to a newcomer."""
-  return {x.donor for x in state.members.values() if x.donor is not None}
-
-
-def why_unlike(donor: Member, newcomer: Member) -> str:
-  """Returns why a donor's state does not fit a newcomer; '' if it does."""
-  if donor.partition == newcomer.partition:
-    return ''
-  return 'no live peer has the same hosts and mesh'
+  return {x.donor for x in state.members.values()}
 
 
 def _why_none(state: SyncerState, member: Member) -> str:
   if member.tried:
     return f'no live peer is left, {len(member.tried)} failed'
-  live = (state.members[m] for m in state.members.live)
-  unlike = (why_unlike(each, member) for each in live)
-  return next(filter(None, unlike), 'no peer')
+  unlike = 'no live peer has the same hosts and mesh'
+  return unlike if state.members.live else 'no peer'
 
 
 def on_state_offered(
   state: SyncerState, donor: int, offered: messages.StateOffered
 ) -> str | None:
-  """Forwards the offer to the newcomer, if that still waits for this donor.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
-  """
+  """Forwards the offer to the newcomer, if that still waits for this donor."""
   fragments = state.config.fragments
   whole = (
     len(offered.versions) == len(offered.crcs) == fragments

@@ -9,18 +9,15 @@ import itertools
 
 from diloco.protocol import messages, timeouts
 from diloco.protocol.syncer import (
-  absence,
   collecting,
   offers,
   pulls,
+  recovery,
   sessions,
-  way_back,
 )
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.rounds import Round, Stage
-from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.syncer.state import Round, Stage, SyncerState
 from diloco.protocol.values import changed
-from diloco.protocol.weights import WEIGHTS, normalised
 
 
 def advance_rounds(state: SyncerState):
@@ -90,7 +87,7 @@ def _is_due(state: SyncerState, number: int) -> bool:
 
 
 def _advance(state: SyncerState, round_: Round):
-  if absence.is_away(state, round_.fragment):
+  if recovery.is_away(state, round_.fragment):
     if not state.finishing and round_.number == state.closed_round + 1:
       _skip(state, round_)
     return
@@ -179,28 +176,26 @@ def _shares(
 ) -> tuple[syncer_events.Share, ...]:
   """Returns the contributions and their weights (Alg. 2, line 9)."""
   offered = {m: a.held.offer for m, a in round_.pulls.items()}
-  weigh = WEIGHTS[state.config.weighting]
-  weights = normalised(
-    {m: weigh(o.c_tokens, o.c_steps) for m, o in offered.items()}
-  )
+  weights = state.policy.shares(offered)
   shares = []
   for m, admitted in round_.pulls.items():
     offer, step_s = offered[m], admitted.step_s
     # 0 if the offer came later.
     age_s = max(0.0, round_.pull_began_s - admitted.held.arrived_s)
-    share = syncer_events.Share(
-      learner=m,
-      incarnation=admitted.incarnation,
-      weight=weights[m],
-      handle=offer.payload.handle,
-      age_s=age_s,
-      age_steps=age_s / step_s if step_s else 0.0,
-      base_version=offer.base_version,
-      c_steps=offer.c_steps,
-      c_tokens=offer.c_tokens,
-      step=offer.step,
+    shares.append(
+      syncer_events.Share(
+        learner=m,
+        incarnation=admitted.incarnation,
+        weight=weights[m],
+        handle=offer.payload.handle,
+        age_s=age_s,
+        age_steps=age_s / step_s if step_s else 0.0,
+        base_version=offer.base_version,
+        c_steps=offer.c_steps,
+        c_tokens=offer.c_tokens,
+        step=offer.step,
+      )
     )
-    shares.append(share)
   return tuple(shares)
 
 
@@ -231,7 +226,7 @@ def on_merged(state: SyncerState, number: int):
   _close(state, round_)
   for learner in state.members:
     offers.discard_void(state, learner, fragment)
-  way_back.on_published(state, fragment)
+  _note_published(state, fragment)
   state.emit(
     syncer_events.Publish(
       round=number,
@@ -246,6 +241,19 @@ def on_merged(state: SyncerState, number: int):
       sync_s=sync_s,
     )
   )
+
+
+def _note_published(state: SyncerState, fragment: int):
+  """Notes when a fragment's new version was announced to the sessions.
+
+  For each fragment, the oldest update that a session has not reported is kept:
+  over a slow link a newer one would otherwise always replace it.
+  """
+  version = state.versions[fragment]
+  for learner, member in list(state.members.items()):
+    if fragment not in member.published:
+      published = {**member.published, fragment: (version, state.now)}
+      state.change(learner, published=published)
 
 
 def _note_merged(state: SyncerState, fragment: int, share: syncer_events.Share):
@@ -316,9 +324,6 @@ def on_handed_in(
   when the finish began. The learner is believed before the first merge; from
   then on the process's own count decides when the run is over, as long as any
   other learner makes steps.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
   """
   if not state.members[learner].ready:
     return 'hands in before it was ready'

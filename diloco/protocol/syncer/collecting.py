@@ -5,14 +5,11 @@ It waits for K offers, then for the end of the grace window. A decision returns
 its reason.
 """
 
-import dataclasses
-import typing
 from collections.abc import Iterable
 
-from diloco.protocol.round_policy import RoundPolicy
-from diloco.protocol.syncer import absence, offers
-from diloco.protocol.syncer.rounds import HeldOffer, Round, Stage
-from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.round_policy import Verdict
+from diloco.protocol.syncer import offers, recovery
+from diloco.protocol.syncer.state import Round, Stage, SyncerState
 
 
 def why_over(state: SyncerState, round_: Round) -> str | None:
@@ -22,8 +19,9 @@ def why_over(state: SyncerState, round_: Round) -> str | None:
   """
   if state.finishing:
     return _why_over_at_last(state, round_)
-  decision = candidates(state, round_).decide(quorum_now(state))
-  if not decision.reached:
+  found = candidates(state, round_)
+  enough = found.enough(quorum_now(state))
+  if not enough.holds:
     # This applies in GRACE, too: a learner of the quorum may have died since.
     collect_again(round_)
     return None
@@ -34,7 +32,7 @@ def why_over(state: SyncerState, round_: Round) -> str | None:
     round_.quorum_at_s = state.now
     round_.closes_at_s = state.now + _grace_s(state)
   return state.policy.why_over(
-    state.now, round_.closes_at_s, not decision.complete, decision.reason
+    state.now, round_.closes_at_s, not found.complete, enough.reason
   )
 
 
@@ -121,7 +119,7 @@ def window_deadlines(state: SyncerState) -> list[float]:
     r
     for r in state.rounds.values()
     if r.stage in (Stage.COLLECTING, Stage.GRACE)
-    and not absence.is_away(state, r.fragment)
+    and not recovery.is_away(state, r.fragment)
   ]
   if state.finishing:
     is_timed = waiting and state.finish_at_s is not None
@@ -138,10 +136,10 @@ def candidates(state: SyncerState, round_: Round) -> 'Candidates':
   version = state.versions[round_.fragment]
   known, moved = round_.candidates, round_.touched
   if known is None or (known.version, known.last) != (version, state.finishing):
-    known = Candidates(round_.number, version, state.policy, state.finishing)
-    round_.candidates, moved = known, state.members
+    known = round_.candidates = Candidates(state, round_)
+    moved = state.members
   for learner in moved:
-    known.put(learner, _candidate(state, round_, learner))
+    known.look(state, round_, learner)
   round_.touched.clear()
   return known
 
@@ -154,34 +152,6 @@ def settle(state: SyncerState):
   state.touched.clear()
 
 
-class Candidate(typing.NamedTuple):
-  """The facts about one learner on which a round decides."""
-
-  clock: int | None  # None: it is leaving, and is not waited for.
-  held: HeldOffer | None  # Its newest offer for the round's fragment.
-  merged: offers.MergedSteps
-
-
-def _candidate(
-  state: SyncerState, round_: Round, learner: int
-) -> Candidate | None:
-  """Returns a learner as a due round sees it; None: it is no candidate."""
-  member = state.members.get(learner)
-  if member is None or not member.ready:
-    return None
-  held = member.offers.get(round_.fragment)
-  rests = _rests(state, learner) and not state.finishing
-  if learner in round_.pulled:
-    held = round_.pulls[learner].held
-  elif member.late or member.straggler or rests:
-    return None
-  return Candidate(
-    clock=None if member.leaving else state.pace[learner],
-    held=held,
-    merged=offers.merged_steps(state, learner, round_.fragment),
-  )
-
-
 def _rests(state: SyncerState, learner: int) -> bool:
   """Returns True if a learner is not pulled from now; never true for all."""
   if state.now >= state.resting.get(learner, state.now):
@@ -192,92 +162,66 @@ def _rests(state: SyncerState, learner: int) -> bool:
   )
 
 
-def why_not(
-  candidate: Candidate, due_step: int, version: int, policy: RoundPolicy
-) -> str | None:
-  """Returns why a candidate's offer can't be merged now; None if it can."""
-  if candidate.held is None:
-    return 'no offer'
-  offer = candidate.held.offer
-  if offer.c_steps < 1:
-    return 'no step since its base'
-  admitted = policy.admits(candidate.clock, due_step)
-  if not admitted.holds:
-    return admitted.reason
-  return offers.why_void(offer, candidate.merged, version, policy.config)
-
-
-@dataclasses.dataclass(frozen=True)
-class MergeDecision:
-  """Says if the learners that a round can merge now suffice."""
-
-  reached: bool
-  complete: bool  # There is no other learner to wait for.
-  reason: str
-
-
 class Candidates:
   """Counts the candidates of a due round as they change.
 
-  Args:
-    round_: the round's number.
+  Attributes:
     version: the version of the fragment before the round.
     last: True if the run is finishing: no more steps are made, so clocks do not
       count.
-
-  Attributes:
     admitted: the learners whose offers can be merged now.
   """
 
-  def __init__(
-    self, round_: int, version: int, policy: RoundPolicy, last: bool = False
-  ):
-    self.version, self.last = version, last
+  def __init__(self, state: SyncerState, round_: Round):
+    self.version, self.last = state.versions[round_.fragment], state.finishing
     self.admitted: set[int] = set()
-    self._round = round_
-    self._policy = policy
-    self._due_step = 0 if last else round_ * policy.config.spacing_steps
+    self._policy = state.policy
+    spacing_steps = state.config.spacing_steps
+    self._due_step = 0 if self.last else round_.number * spacing_steps
     self._all: set[int] = set()
     self._live: set[int] = set()  # All but those that are leaving.
-    self._live_admitted: set[int] = set()
     self._awaited: set[int] = set()  # Live ones that hold the window open.
 
-  def put(self, learner: int, candidate: Candidate | None):
-    """Counts a learner as it is now; None: it is no candidate."""
-    for each in (
-      self._all,
-      self._live,
-      self.admitted,
-      self._live_admitted,
-      self._awaited,
-    ):
+  def look(self, state: SyncerState, round_: Round, learner: int):
+    """Counts a learner as it is now."""
+    for each in self._all, self._live, self.admitted, self._awaited:
       each.discard(learner)
-    if candidate is None:
+    member = state.members.get(learner)
+    if member is None or not member.ready:
       return
+    held = member.offers.get(round_.fragment)
+    rests = _rests(state, learner) and not self.last
+    if learner in round_.pulled:
+      held = round_.pulls[learner].held
+    elif member.late or member.straggler or rests:
+      return
+    # A leaving learner is not waited for, and has no clock.
+    clock = None if member.leaving else state.pace[learner]
+    offer, policy, due_step = held and held.offer, self._policy, self._due_step
+    merged = offers.merged_steps(state, learner, round_.fragment)
     self._all.add(learner)
-    blocked = why_not(candidate, self._due_step, self.version, self._policy)
-    if blocked is None:
+    if (
+      offer is not None
+      and offer.c_steps >= 1
+      and policy.admits(clock, due_step)
+      and not offers.why_void(offer, merged, self.version, policy.config)
+    ):
       self.admitted.add(learner)
-    if candidate.clock is None:
+    if clock is None:
       return
     self._live.add(learner)
-    if blocked is None:
-      self._live_admitted.add(learner)
-    offered = candidate.held and candidate.held.offer.round
-    if self._policy.awaits(
-      self._round, self._due_step, candidate.clock, offered
-    ):
+    if policy.awaits(round_.number, due_step, clock, offer and offer.round):
       self._awaited.add(learner)
 
-  def decide(self, quorum: int) -> MergeDecision:
-    """Decides on the quorum: K admissible offers, K ≤ live learners.
+  @property
+  def complete(self) -> bool:
+    """True if there is no other learner to wait for."""
+    return not self._awaited
 
-    Args:
-      quorum: K as it is now.
-    """
+  def enough(self, quorum: int) -> Verdict:
+    """Says if those admitted suffice: K of them, K ≤ live learners."""
     if not self._all:
-      return MergeDecision(False, False, 'no live learner')
+      return Verdict(False, 'no live learner')
     # A leaving learner is included, but the round does not close for it alone.
-    enough = len(self._live_admitted if self._live else self.admitted)
-    reached = self._policy.enough(enough, len(self._live), quorum)
-    return MergeDecision(reached.holds, not self._awaited, reached.reason)
+    admitted = self.admitted & self._live if self._live else self.admitted
+    return self._policy.enough(len(admitted), len(self._live), quorum)

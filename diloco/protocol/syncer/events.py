@@ -5,57 +5,54 @@ Both sets are closed. Effects are performed in the order in which they are
 returned; an effect says what to do, the driver that performs it knows how.
 """
 
-import dataclasses
 import functools
 
 from diloco.protocol import messages
+from diloco.protocol.messages import SessionKey
+from diloco.protocol.values import Value
 
 # Events ----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Heard:
+class Event(Value):
+  """An input of the syncer's machine."""
+
+
+class Heard(SessionKey, Event):
   """A session sent a message; `messages.Hello` opens a session."""
 
-  learner: int
-  incarnation: int
   message: object  # One of messages.FROM_LEARNER.
 
 
-@dataclasses.dataclass(frozen=True)
-class Lost:
+class Lost(SessionKey, Event):
   """The stream of a session has closed."""
 
-  learner: int
-  incarnation: int
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Pulled:
-  """The bytes of a contribution are here, complete and finite."""
+class PullKey(Value):
+  """Names the pull of one offer, for one round."""
 
   round: int
   learner: int
   incarnation: int
-  handle: int  # Of the offer, as in the `Pull` that this answers.
+  handle: int  # Of the offer.
+
+
+class Pulled(PullKey, Event):
+  """The bytes of a contribution are here, complete and finite."""
+
   norm: float  # L2 norm of the whole outer gradient v_m.
 
 
-@dataclasses.dataclass(frozen=True)
-class PullFailed:
+class PullFailed(PullKey, Event):
   """A pull has ended without usable bytes."""
 
-  round: int
-  learner: int
-  incarnation: int
-  handle: int  # Of the offer, as in the `Pull` that this answers.
   reason: str
   unusable: bool  # The bytes came, but must not be merged: a strike.
 
 
-@dataclasses.dataclass(frozen=True)
-class FragmentTaken:
+class FragmentTaken(Event):
   """A learner's copy of a lost fragment is now Θ_p, verified by its CRC."""
 
   fragment: int
@@ -63,8 +60,7 @@ class FragmentTaken:
   incarnation: int
 
 
-@dataclasses.dataclass(frozen=True)
-class FragmentFailed:
+class FragmentFailed(Event):
   """A lost fragment did not arrive, or its CRC did not match."""
 
   fragment: int
@@ -73,23 +69,20 @@ class FragmentFailed:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Merged:
+class Merged(Event):
   """The outer step of a round is done; Θ_p is the new one."""
 
   round: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Absent:
+class Absent(Event):
   """A shard is gone, with all work in progress on these fragments."""
 
   fragments: tuple[int, ...]
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Held:
+class Held(Value):
   """A fragment whose shards are all here (again), with what they hold."""
 
   fragment: int
@@ -98,27 +91,26 @@ class Held:
   same: bool = True  # False: the bytes differ from the run's at that version.
 
 
-@dataclasses.dataclass(frozen=True)
-class Back:
+class Back(Event):
   """Shards are here (again)."""
 
   held: tuple[Held, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Tick:
+class Tick(Event):
   """Time has passed: a deadline was reached."""
 
 
 # Effects ---------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Share:
+class Effect(Value):
+  """An output of the syncer's machine, for its driver to perform."""
+
+
+class Share(SessionKey):
   """One contribution to a merge."""
 
-  learner: int
-  incarnation: int
   weight: float  # Normalised over the round.
   handle: int  # Handle of the offer whose bytes were merged.
   age_s: float  # From the arrival of the offer to the end of the window.
@@ -129,12 +121,9 @@ class Share:
   step: int  # The learner's own step at the snapshot.
 
 
-@dataclasses.dataclass(frozen=True)
-class AdmitLearner:
+class AdmitLearner(SessionKey, Effect):
   """Send a `messages.Welcome`; the driver adds CRCs and addresses."""
 
-  learner: int
-  incarnation: int
   step: int
   closed_round: int
   versions: tuple[int, ...]
@@ -144,26 +133,19 @@ class AdmitLearner:
   lost_crcs: tuple[tuple[int, int], ...]  # (p, CRC) of fragments not here.
 
 
-@dataclasses.dataclass(frozen=True)
-class Send:
+class Send(SessionKey, Effect):
   """Send a message unchanged."""
 
-  learner: int
-  incarnation: int
   message: object  # One of messages.FROM_SYNCER.
 
 
-@dataclasses.dataclass(frozen=True)
-class EndSession:
+class EndSession(SessionKey, Effect):
   """End a session: close its stream, its pulls and its offers."""
 
-  learner: int
-  incarnation: int
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Pull:
+class Pull(Effect):
   """Pull an offer; answer with `Pulled` or `PullFailed`.
 
   There is one answer, with the handle of the offer, unless the pull is
@@ -176,21 +158,14 @@ class Pull:
   offer: messages.Offer
 
 
-@dataclasses.dataclass(frozen=True)
-class CancelPull:
+class CancelPull(PullKey, Effect):
   """Stop pulling an offer and free the memory of its bytes.
 
   A pull that has not begun is dropped; one in progress ends without an event.
   """
 
-  round: int
-  learner: int
-  incarnation: int
-  handle: int
 
-
-@dataclasses.dataclass(frozen=True)
-class Merge:
+class Merge(Effect):
   """Merge these contributions, step the outer optimizer, say `Merged`."""
 
   round: int
@@ -203,13 +178,11 @@ class Merge:
   reason: str  # Why the window ended.
 
 
-@dataclasses.dataclass(frozen=True)
-class KeepLedger:
+class KeepLedger(Effect):
   """Write the ledger before any following effect is performed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Publish:
+class Publish(Effect):
   """Offer the outer update to every session and announce it."""
 
   round: int
@@ -259,34 +232,27 @@ class Publish:
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class SendFull:
+class SendFull(SessionKey, Effect):
   """Offer the full fragment to one session and announce it."""
 
-  learner: int
-  incarnation: int
   fragment: int
   reason: str
   merged: tuple[int, int]  # Incarnation, handle; see `messages.FullFragment`.
 
 
-@dataclasses.dataclass(frozen=True)
-class TakeFragment:
+class TakeFragment(SessionKey, Effect):
   """Pull a learner's copy of a lost fragment; there is always an answer.
 
   It becomes Θ_p at `version`, combined with the checkpoint's outer optimizer
   state and residual.
   """
 
-  learner: int
-  incarnation: int
   version: int
   crc: int
   offered: messages.FragmentOffered
 
 
-@dataclasses.dataclass(frozen=True)
-class AdoptVersion:
+class AdoptVersion(Effect):
   """Make a lost fragment Θ_p at `version`.
 
   The bytes are those taken from a session or, if no learner has it, those here.
@@ -297,17 +263,13 @@ class AdoptVersion:
   taken_of: tuple[int, int] | None  # (learner, incarnation); None: none.
 
 
-@dataclasses.dataclass(frozen=True)
-class Retire:
+class Retire(SessionKey, Effect):
   """Release these handles, which were offered to the session."""
 
-  learner: int
-  incarnation: int
   handles: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class LogDecision:
+class LogDecision(Effect):
   """Record a decision that no other effect shows."""
 
   kind: str  # 'joined', 'ready', 'left', 'refused', 'zombie', …
@@ -315,39 +277,8 @@ class LogDecision:
   reason: str
 
 
-@dataclasses.dataclass(frozen=True)
-class End:
+class End(Effect):
   """The run is over: write Θ and leave."""
 
   step: int
   closed_round: int
-
-
-Event = (
-  Heard
-  | Lost
-  | Pulled
-  | PullFailed
-  | Merged
-  | FragmentTaken
-  | FragmentFailed
-  | Absent
-  | Back
-  | Tick
-)
-Effect = (
-  AdmitLearner
-  | Send
-  | EndSession
-  | Pull
-  | CancelPull
-  | Merge
-  | KeepLedger
-  | Publish
-  | SendFull
-  | TakeFragment
-  | AdoptVersion
-  | Retire
-  | LogDecision
-  | End
-)

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 
 from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import (
-  absence,
   closing,
   collecting,
   offers,
@@ -20,7 +20,6 @@ from diloco.protocol.syncer import (
   recovery,
   sessions,
 )
-from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.state import (
   Away,
@@ -82,7 +81,7 @@ class Syncer:
       case syncer_events.FragmentFailed():
         recovery.on_failed(state, event)
       case syncer_events.Absent():
-        absence.on_absent(state, event)
+        recovery.on_absent(state, event)
       case syncer_events.Back():
         sessions.on_back(state, event)
       case syncer_events.Tick():
@@ -93,14 +92,15 @@ class Syncer:
     pulls.give_up_stragglers(state)
     syncer_bootstrap.introduce(state)
     recovery.ask(state)
-    if not absence.hold_up_all(state):
+    if not recovery.hold_up_all(state):
       closing.advance_rounds(state)
     return state.effects
 
   def _absorb(self, learner: int, message: object):
     """Has the module that owns a message's subject check it and take it in.
 
-    A session that breaks the protocol ends.
+    If the message breaks the protocol, that module says how, and the session
+    ends.
     """
     state, broken = self._state, None
     match message:
@@ -111,7 +111,7 @@ class Syncer:
       case messages.Offer():
         broken = offers.on_offer(state, learner, message)
       case messages.WantFragment():
-        broken = absence.on_want(state, learner, message)
+        broken = recovery.on_want(state, learner, message)
       case messages.Alive():
         pass  # The message only shows that the learner is alive.
       case messages.HandedIn():
@@ -143,7 +143,6 @@ class Syncer:
       *collecting.window_deadlines(self._state),
       *pulls.straggler_deadlines(self._state),
       *recovery.deadlines(self._state),
-      *absence.deadlines(self._state),
     ]
     return min(deadlines, default=None)
 
@@ -151,11 +150,6 @@ class Syncer:
   def step(self) -> int:
     """The global step t."""
     return self._state.pace.step
-
-  @property
-  def sync_s(self) -> float:
-    """ξ_sync now, in seconds: the time to pull, merge and send back."""
-    return collecting.sync_s(self._state)
 
   @property
   def whole(self) -> bool:
@@ -217,17 +211,4 @@ class Syncer:
     syncer = cls(config, run, fingerprints, away)
     syncer._state.resume(ledger)
     recovery.begin(syncer._state, held, crcs)
-    return syncer
-
-  @classmethod
-  def restore(
-    cls,
-    config: ProtocolConfig,
-    run: str,
-    fingerprints: Mapping[str, str],
-    snapshot: SyncerSnapshot,
-  ) -> 'Syncer':
-    """Returns a machine in the state of `snapshot`."""
-    syncer = cls(config, run, fingerprints)
-    syncer._state.load(snapshot)
     return syncer

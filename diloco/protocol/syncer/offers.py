@@ -10,18 +10,18 @@ import typing
 from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.rounds import AdmittedOffer, HeldOffer, Round
-from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.syncer.state import (
+  AdmittedOffer,
+  HeldOffer,
+  Round,
+  SyncerState,
+)
 
 
 def on_offer(
   state: SyncerState, learner: int, offer: messages.Offer
 ) -> str | None:
-  """Keeps an offer for its round; a newer one of the fragment replaces it.
-
-  Returns:
-    Which protocol rule the offer breaks; None if it breaks none.
-  """
+  """Keeps an offer for its round; a newer one of the fragment replaces it."""
   broken = _broken_rule(state, offer)
   if broken or learner not in state.members.live:
     return broken or 'an offer from one that does not count'
@@ -70,14 +70,11 @@ def forget(state: SyncerState, learner: int, held: HeldOffer):
 
 
 def use_up(
-  state: SyncerState,
-  learner: int,
-  admitted: AdmittedOffer,
-  pulled: bool = False,
+  state: SyncerState, learner: int, admitted: AdmittedOffer, pulled=False
 ):
   """Drops an offer whose pull is over: it can be pulled only once."""
   forget(state, learner, admitted.held)
-  state.retire(learner, admitted.held.offer.payload.handle, pulled)
+  state.retire(learner, admitted.handle, pulled)
 
 
 # Offers that can no longer be merged -----------------------------------------
@@ -151,7 +148,6 @@ def why_void(
   """Returns why an offer can never be merged any more; None if it can.
 
   Args:
-    offer: the offer of a learner.
     merged: that learner's merged steps on the fragment.
     version: the fragment's version at the syncer.
   """
@@ -169,8 +165,7 @@ def drop_pull(state: SyncerState, round_: Round, learner: int):
   """Takes a contribution out of a round; its bytes are no longer wanted."""
   admitted = round_.pulls.get(learner)
   if admitted is not None:
-    handle = admitted.held.offer.payload.handle
-    pull = round_.number, learner, admitted.incarnation, handle
+    pull = round_.number, learner, admitted.incarnation, admitted.handle
     state.emit(syncer_events.CancelPull(*pull))
   leave_out(state, round_, learner)
 

@@ -8,9 +8,13 @@ from collections.abc import Iterable
 from diloco.protocol import messages, outliers, timeouts
 from diloco.protocol.syncer import collecting, offers, sessions
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.members import Straggler
-from diloco.protocol.syncer.rounds import AdmittedOffer, Round, Stage
-from diloco.protocol.syncer.state import SyncerState
+from diloco.protocol.syncer.state import (
+  AdmittedOffer,
+  Round,
+  Stage,
+  Straggler,
+  SyncerState,
+)
 from diloco.protocol.timeouts import TransferTime
 
 # A learner that cannot be pulled from, or sends what cannot be merged, would
@@ -25,16 +29,8 @@ def begin(
   """Ends the grace window and asks for the bytes that are not here yet."""
   pulls = {m: a for m, a in round_.pulls.items() if m in round_.pulled}
   for learner in sorted(admitted):
-    if learner in pulls:
-      continue
-    member = state.members[learner]
-    held = member.offers[round_.fragment]
-    pulls[learner] = AdmittedOffer(
-      member.incarnation, held, member.step_s.or_zero()
-    )
-    state.emit(
-      syncer_events.Pull(round_.number, learner, member.incarnation, held.offer)
-    )
+    if learner not in pulls:
+      pulls[learner] = _pull(state, round_, learner)
   round_.stage = Stage.PULLING
   round_.pull_began_s = state.now
   round_.held_s = None
@@ -43,14 +39,22 @@ def begin(
   round_.candidates = round_.waits = None
 
 
+def _pull(state: SyncerState, round_: Round, learner: int) -> AdmittedOffer:
+  """Asks for the bytes of a learner's newest offer of the fragment."""
+  member = state.members[learner]
+  held, session = member.offers[round_.fragment], member.incarnation
+  state.emit(syncer_events.Pull(round_.number, learner, session, held.offer))
+  return AdmittedOffer(session, held, member.step_s.or_zero())
+
+
 def on_pulled(state: SyncerState, event: syncer_events.Pulled):
   """Notes the bytes of one contribution, which have arrived."""
   _end_straggler(state, event)
   found = _awaited(state, event)
   if found is not None:
     round_, admitted = found
-    nbytes = admitted.held.offer.payload.nbytes
-    _measure(state, event.learner, nbytes, state.now - round_.pull_began_s)
+    waited_s = state.now - round_.pull_began_s
+    _measure(state, event.learner, admitted.nbytes, waited_s)
     round_.pulled.add(event.learner)
     round_.norms[event.learner] = event.norm
     state.change(event.learner, failed_pulls=0)
@@ -64,12 +68,10 @@ def on_pull_failed(state: SyncerState, event: syncer_events.PullFailed):
   if found is not None:
     round_, admitted = found
     state.record('pull_failed', event.learner, event.reason)
-    nbytes = admitted.held.offer.payload.nbytes
     waited_s = state.now - round_.pull_began_s
-    if event.unusable:  # The bytes did arrive.
-      _measure(state, event.learner, nbytes, waited_s)
-    else:
-      _note_failure(state, event.learner, nbytes, waited_s)
+    # Unusable bytes did arrive.
+    note = _measure if event.unusable else _note_failure
+    note(state, event.learner, admitted.nbytes, waited_s)
     offers.leave_out(state, round_, event.learner)
     offers.use_up(state, event.learner, admitted)
     if event.unusable and sessions.strike(state, event.learner, event.reason):
@@ -83,27 +85,21 @@ def take_last_offers(state: SyncerState, round_: Round):
   It makes no further offer: steps that came while the older offer was being
   pulled would be lost. Once the round merges, it is too late.
   """
-  if round_.stage is not Stage.PULLING:
-    return
   for learner in sorted(state.members.leaving & round_.pulls.keys()):
-    member, admitted = state.members[learner], round_.pulls[learner]
-    held = member.offers.get(round_.fragment)
+    admitted = round_.pulls[learner]
+    held = state.members[learner].offers.get(round_.fragment)
     if held is None or held is admitted.held:
       continue
     offer, older = held.offer, admitted.held.offer
-    if offer.base_version != older.base_version:
+    has_more = offer.c_steps > older.c_steps
+    if offer.base_version != older.base_version or not has_more:
       continue
-    if offer.c_steps <= older.c_steps:
-      continue  # It has no more to give.
     is_here = learner in round_.pulled
     offers.drop_pull(state, round_, learner)
     if not is_here:
       offers.use_up(state, learner, admitted)
-    newer = AdmittedOffer(member.incarnation, held, member.step_s.or_zero())
-    round_.pulls = dict(sorted({**round_.pulls, learner: newer}.items()))
-    state.emit(
-      syncer_events.Pull(round_.number, learner, member.incarnation, held.offer)
-    )
+    newer = {learner: _pull(state, round_, learner)}
+    round_.pulls = dict(sorted((round_.pulls | newer).items()))
 
 
 def give_up_late(state: SyncerState, round_: Round):
@@ -111,13 +107,10 @@ def give_up_late(state: SyncerState, round_: Round):
 
   Nothing more is pulled from such a learner until it speaks again.
   """
-  if round_.stage is not Stage.PULLING:
-    return
   for learner in _waits(state, round_).late(state.now):
     admitted = round_.pulls[learner]
     waited_s = state.now - round_.pull_began_s
-    nbytes = admitted.held.offer.payload.nbytes
-    _note_failure(state, learner, nbytes, waited_s)
+    _note_failure(state, learner, admitted.nbytes, waited_s)
     reason = f'not pulled in {waited_s:.2f} s'
     state.record('late', learner, f'round {round_.number}: {reason}')
     state.change(learner, late=True)
@@ -163,13 +156,8 @@ def leave_stragglers(state: SyncerState, round_: Round, holds_up: bool) -> bool:
     return False
   for learner in missing:
     admitted = round_.pulls[learner]
-    offer = admitted.held.offer
-    straggler = Straggler(
-      round_.number,
-      offer.payload.handle,
-      offer.payload.nbytes,
-      round_.pull_began_s,
-    )
+    pull = admitted.handle, admitted.nbytes, round_.pull_began_s
+    straggler = Straggler(round_.number, *pull)
     offers.forget(state, learner, admitted.held)
     state.change(learner, straggler=straggler)
     state.record('left_out', learner, f'round {round_.number}: slow bytes')
@@ -231,9 +219,8 @@ def _end_straggler(
   offers.drop_straggler(state, event.learner)
   state.change(event.learner, failed_pulls=0)
   state.retire(event.learner, event.handle)
-  state.send(
-    event.learner, messages.OfferAgain(event.round, 'its bytes came too late')
-  )
+  again = messages.OfferAgain(event.round, 'its bytes came too late')
+  state.send(event.learner, again)
 
 
 def _fail_straggler(
@@ -252,20 +239,17 @@ def _transfer_time(state: SyncerState, learner: int) -> TransferTime:
 
 def _measure(state: SyncerState, learner: int, nbytes: int, took_s: float):
   state.resting.pop(learner, None)
-  time = _transfer_time(state, learner).add(nbytes, took_s)
-  _set_transfer_time(state, learner, time)
+  state.transfers[learner] = _transfer_time(state, learner).add(nbytes, took_s)
+  state.touched.add(learner)
 
 
 def _note_failure(
   state: SyncerState, learner: int, nbytes: int, waited_s: float
 ):
   time, knob = _transfer_time(state, learner), state.config.patience
-  time = timeouts.after_pull_failed(time, nbytes, waited_s, knob)
-  _set_transfer_time(state, learner, time)
-
-
-def _set_transfer_time(state: SyncerState, learner: int, time: TransferTime):
-  state.transfers[learner] = time
+  state.transfers[learner] = timeouts.after_pull_failed(
+    time, nbytes, waited_s, knob
+  )
   state.touched.add(learner)
 
 
@@ -297,10 +281,9 @@ def _awaited(
   admitted = round_.pulls.get(event.learner)
   if admitted is None or event.learner in round_.pulled:
     return None
-  pulled = admitted.incarnation, admitted.held.offer.payload.handle
-  if pulled != (event.incarnation, event.handle):
-    return None
-  return round_, admitted
+  pulled = admitted.incarnation, admitted.handle
+  same = pulled == (event.incarnation, event.handle)
+  return (round_, admitted) if same else None
 
 
 def refuse_outliers(state: SyncerState, round_: Round):
@@ -415,24 +398,9 @@ def _awaited_pull(
   admitted = round_.pulls.get(learner)
   if admitted is None:
     return None
-  return awaited_pull(
-    _transfer_time(state, learner),
-    admitted.held.offer.payload.nbytes,
-    None if learner in round_.pulled else round_.pull_began_s,
-    state.config.patience,
-  )
-
-
-def awaited_pull(
-  time: TransferTime, nbytes: int, began_s: float | None, patience: float
-) -> AwaitedPull:
-  """Returns the facts about a contribution.
-
-  Args:
-    time: its learner's transfer time.
-    began_s: when the pull began; None: its bytes are here.
-  """
-  late_at_s = None
-  if began_s is not None:
-    late_at_s = began_s + timeouts.pull_max_s(time, nbytes, patience)
-  return AwaitedPull(time.usual_s(nbytes), time.failed, late_at_s)
+  time = _transfer_time(state, learner)
+  limit_s = timeouts.pull_max_s(time, admitted.nbytes, state.config.patience)
+  late_at_s = round_.pull_began_s + limit_s
+  if learner in round_.pulled:
+    late_at_s = None
+  return AwaitedPull(time.usual_s(admitted.nbytes), time.failed, late_at_s)

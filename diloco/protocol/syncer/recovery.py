@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovers from the learners what a restarted syncer's checkpoint lacks.
+"""Fragments that are not here: recovered from learners, or awaited.
 
 The ledger is written at every close, the fragments themselves less often. So a
 restarted syncer knows which version of each fragment the run had reached, but
@@ -7,14 +7,22 @@ may hold only an older one. Learners hold the newer version and donate it,
 verified by its CRC. Until then no round merges; learners train on. A fragment
 that no learner provides in time continues from the newest copy available, under
 the version number it had: versions never fall.
+
+A sharded syncer has one state machine, and its bytes lie in S processes. While
+one of those is down, rounds of its fragments close in order without a merge, so
+that later rounds are not held up; what learners have offered stays with them or
+waits here. When the shard is back, it reports which versions it still has.
+Versions older than the run's are lost, and are recovered as above, but no other
+fragment waits for that. A run starts once all shards are there, and does not
+end while one is missing.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from diloco.protocol import messages, timeouts
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer import way_back
-from diloco.protocol.syncer.state import Away, LostFragment, SyncerState
+from diloco.protocol.syncer import offers
+from diloco.protocol.syncer.state import Away, LostFragment, Stage, SyncerState
 from diloco.protocol.values import changed
 
 # Per session and fragment: a link may fail twice, and the version is lost to
@@ -52,27 +60,18 @@ def knows_more(state: SyncerState, hello: messages.Hello) -> bool:
   return any(v > state.versions[p] for p, v in enumerate(hello.versions))
 
 
-def adopt(state: SyncerState, hello: messages.Hello):
-  """Adopts the learner's versions as those that the run has reached.
+def adopt(
+  state: SyncerState, learner: int, told: Mapping[int, tuple[int, int | None]]
+):
+  """Adopts what a learner or a shard (−1) knows as what the run has reached.
 
   All sessions must have ended, since their learners were told of older
   versions.
+
+  Args:
+    told: version and CRC by fragment; None where the CRC is not known.
   """
   assert state.knows_less and not state.members, f'{state.members}'
-  told = {p: (v, hello.crcs[p]) for p, v in enumerate(hello.versions)}
-  _adopt(state, hello.learner, told)
-
-
-def adopt_held(state: SyncerState, newer: Sequence[syncer_events.Held]):
-  """Adopts the versions kept by a shard whose lead has lost its ledger."""
-  assert state.knows_less and not state.members, f'{state.members}'
-  _adopt(state, -1, {x.fragment: (x.version, None) for x in newer})
-
-
-def _adopt(
-  state: SyncerState, learner: int, told: Mapping[int, tuple[int, int | None]]
-):
-  """Adopts `told`, version and CRC by fragment, as the run's state."""
   known = (
     (v - 1) * state.config.fragments + p + 1 for p, (v, _) in told.items()
   )
@@ -130,20 +129,27 @@ def ask(state: SyncerState):
       lost = state.lost[p] = _question(state, p, lost)
       heard = set(lost.questioned) <= set(lost.answered)
     # Alone: every session has said what it has.
-    over = late or (lost.alone and heard and bool(state.members))
-    version = lost.version
-    holders = _holders(state, p, lost, version)
-    if not holders and over and heard:
-      version = _newest_elsewhere(state, p, lost)
-      holders = _holders(state, p, lost, version)
+    over = heard and (late or (lost.alone and bool(state.members)))
+    version, holders = _holders(state, p, lost, older=over)
     free = [session for session in holders if session not in busy]
     if free:
       busy.add(free[0])
       state.lost[p] = changed(lost, asked=free[0])
-      request = messages.DonateFragment(p, version)
-      state.send(free[0][0], request)
-    elif over and heard and not holders:
+      _request(state, free[0][0], p, version)
+    elif over and not holders:
       _go_on_with_less(state, p, f'{lost.held}', None)
+
+
+def _request(state: SyncerState, learner: int, p: int, version: int):
+  """Asks for a copy, unless one that was asked for before is on its way.
+
+  A shard may die and be back several times meanwhile, or while this process is
+  stopped; the learner would encode and hold a copy for each.
+  """
+  owes = state.members[learner].owes
+  if p not in owes:
+    state.change(learner, owes=(*owes, p))
+    state.send(learner, messages.DonateFragment(p, version))
 
 
 def _question(state: SyncerState, p: int, lost: LostFragment) -> LostFragment:
@@ -172,14 +178,21 @@ def _all_are_here(state: SyncerState) -> bool:
 
 
 def _holders(
-  state: SyncerState, p: int, lost: LostFragment, version: int
-) -> list[tuple[int, int]]:
-  """Returns the sessions that can donate that version, in ascending id."""
-  return [
-    (m, x.incarnation)
+  state: SyncerState, p: int, lost: LostFragment, older: bool
+) -> tuple[int, list[tuple[int, int]]]:
+  """Returns a version, and the sessions that can donate it, in ascending id.
+
+  Args:
+    older: True if the newest version that there is will do.
+  """
+  held = {
+    (m, x.incarnation): x.versions[p]
     for m, x in sorted(state.members.items())
-    if x.versions[p] == version > lost.held and _may_donate(state, m, p, lost)
-  ]
+    if lost.held < x.versions[p] <= lost.version
+    and _may_donate(state, m, p, lost)
+  }
+  version = max(held.values(), default=lost.held) if older else lost.version
+  return version, [session for session, v in held.items() if v == version]
 
 
 def _may_donate(
@@ -194,32 +207,15 @@ def _may_donate(
   return not state.accounts[learner].quarantined  # There is only its own word.
 
 
-def _newest_elsewhere(state: SyncerState, p: int, lost: LostFragment) -> int:
-  """Returns the newest version that a session may still donate, or the one
-  here.
-  """
-  versions = [
-    x.versions[p]
-    for m, x in state.members.items()
-    if x.versions[p] < lost.version and _may_donate(state, m, p, lost)
-  ]
-  return max([lost.held, *versions])
-
-
 def _go_on_with_less(
   state: SyncerState, p: int, newest: str, taken_of: tuple[int, int] | None
 ):
   lost = state.lost[p]
   nobody = f'fragment {p}: nobody has version {lost.version}'
   state.record('lost', -1, f'{nobody}; goes on from {newest}')
-  # Some hold it but could not be pulled from: they must adopt the older one.
-  # A learner that is not ready yet may be about to take it from a peer.
-  astray = {
-    m
-    for m, x in state.members.items()
-    if x.versions[p] == lost.version or not x.ready
-  }
-  _found(state, p, taken_of, {*lost.wanted_by, *astray})
+  # Everybody gets the bytes of now: some may hold those of before, such as a
+  # learner that has just rebuilt them from what had arrived already.
+  _found(state, p, taken_of, state.members)
 
 
 def on_fragment_offered(
@@ -228,13 +224,12 @@ def on_fragment_offered(
   """Pulls the copy that was requested; any other is withdrawn.
 
   The learner may by now hold a newer version than its hello said.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
   """
   if not 0 <= offered.fragment < state.config.fragments:
     return f'donates fragment {offered.fragment}'
   member = state.members[learner]
+  owes = tuple(p for p in member.owes if p != offered.fragment)
+  state.change(learner, owes=owes)
   session = learner, member.incarnation
   lost = state.lost.get(offered.fragment)
   if lost is None or lost.asked != session or lost.offered is not None:
@@ -260,11 +255,7 @@ def on_fragment_offered(
 def on_fragment_held(
   state: SyncerState, learner: int, held: messages.FragmentHeld
 ) -> str | None:
-  """Notes the version that a learner holds now instead of that in its hello.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
-  """
+  """Notes the version that a learner holds now instead of that in its hello."""
   p = held.fragment
   if not 0 <= p < state.config.fragments:
     return f'holds fragment {p}'
@@ -293,7 +284,7 @@ def on_taken(state: SyncerState, event: syncer_events.FragmentTaken):
     return
   p, version = event.fragment, lost.offered.version
   state.retire(event.learner, lost.offered.payload.handle)
-  if version < lost.version and _holders(state, p, lost, lost.version):
+  if version < lost.version and _holders(state, p, lost, older=False)[1]:
     # A session with the version itself has joined meanwhile: `ask` turns to it.
     state.lost[p] = changed(lost, asked=None, offered=None)
   elif version < lost.version:
@@ -344,13 +335,9 @@ def on_end_of_session(state: SyncerState, session: tuple[int, int]):
       questioned=tuple(x for x in lost.questioned if x in stands),
       answered=tuple(x for x in lost.answered if x in stands),
     )
-
-
-def postpone(state: SyncerState, learner: int, p: int):
-  """Notes that a learner waits for a lost fragment."""
-  lost = state.lost[p]
-  wanted_by = sorted({*lost.wanted_by, learner})
-  state.lost[p] = changed(lost, wanted_by=tuple(wanted_by))
+  for p, away in state.away.items():
+    wanted_by = tuple(m for m in away.wanted_by if m != session[0])
+    state.away[p] = changed(away, wanted_by=wanted_by)
 
 
 def _found(
@@ -388,13 +375,159 @@ def send_full(state: SyncerState, learner: int, fragment: int, reason: str):
     )
   )
   # It is delivered another way.
-  way_back.forget_published(state, learner, fragment)
+  state.forget_published(learner, fragment)
 
 
 def deadlines(state: SyncerState) -> list[float]:
-  """Returns when lost fragments are given up."""
-  if not state.lost or state.give_up_lost_s is None:
-    return []
-  waiting = any(lost.asked is None for lost in state.lost.values())
-  later = state.give_up_lost_s > state.now
-  return [state.give_up_lost_s] if waiting and later else []
+  """Returns when lost fragments, and shards that are awaited, are given up."""
+  times = []
+  if any(lost.asked is None for lost in state.lost.values()):
+    times.append(state.give_up_lost_s)
+  if state.awaits_shards:
+    times.append(state.give_up_shards_s)
+  return [t for t in times if t is not None and t > state.now]
+
+
+def on_want(
+  state: SyncerState, learner: int, want: messages.WantFragment
+) -> str | None:
+  """Sends the full fragment to a learner that missed or could not apply an
+  update; one that is away it has to wait for.
+
+  One that is on its way was sent after all that the learner knew of when it
+  asked, so it will do.
+  """
+  p = want.fragment
+  if not 0 <= p < state.config.fragments:
+    return f'wants fragment {p}'
+  if want.received < state.members[learner].full_sent.get(p, 0):
+    return None
+  if not is_away(state, p):
+    send_full(state, learner, p, messages.brief(want.reason))
+    return None
+  missing = state.away if p in state.away else state.lost
+  wanted_by = tuple(sorted({*missing[p].wanted_by, learner}))
+  missing[p] = changed(missing[p], wanted_by=wanted_by)
+  if not _others_wait(state):
+    _say_postponed(state, learner, p)
+  return None
+
+
+def _say_postponed(state: SyncerState, learner: int, p: int):
+  """Tells the learner not to wait: at τ = 0 it would block, and all with it."""
+  state.send(learner, messages.Postponed(p))
+
+
+# Fragments whose shard is away ------------------------------------------------
+
+
+def on_absent(state: SyncerState, event: syncer_events.Absent):
+  """Abandons everything that was in progress with these fragments."""
+  for p in event.fragments:
+    away, lost = Away(), state.lost.pop(p, None)
+    if lost is not None:
+      # Learners may have told its CRC: the shard that comes back knows another.
+      away = Away(lost.wanted_by, adopted=True, crc=lost.crc)
+      if lost.offered is not None:
+        state.retire(lost.asked[0], lost.offered.payload.handle)
+    state.away.setdefault(p, away)
+  for round_ in list(state.rounds.values()):
+    if round_.fragment in event.fragments:
+      _give_up(state, round_.number, event.reason)
+  for learner, member in list(state.members.items()):
+    straggler = member.straggler
+    if straggler is None:
+      continue
+    if state.config.fragment_of(straggler.round) in event.fragments:
+      offers.drop_straggler(state, learner)
+      state.retire(learner, straggler.handle)
+  listed = ', '.join(str(p) for p in event.fragments)
+  state.record('absent', -1, f'fragments {listed}: {event.reason}')
+
+
+def _give_up(state: SyncerState, number: int, reason: str):
+  """Reopens a round whose pulled bytes are gone; their learners are asked
+  again.
+  """
+  round_ = state.rounds[number]
+  given_up, pulled = round_.pulls.copy(), round_.pulled.copy()
+  for learner in given_up:
+    offers.drop_pull(state, round_, learner)
+  round_.stage = Stage.COLLECTING
+  round_.closes_at_s = None
+  for learner, admitted in given_up.items():
+    if not state.is_current(learner, admitted.incarnation):
+      continue
+    offers.forget(state, learner, admitted.held)
+    if learner not in pulled:  # Otherwise it was told so already.
+      state.retire(learner, admitted.handle)
+    state.send(learner, messages.OfferAgain(number, reason))
+
+
+def on_back(state: SyncerState, event: syncer_events.Back):
+  """The bytes of these fragments are here again, possibly at old versions."""
+  alone = not _others_wait(state)
+  for held in event.held:
+    p, version = held.fragment, state.versions[held.fragment]
+    away = state.away.pop(p, Away())
+    if held.version == version and held.same:
+      state.record('back', -1, f'fragment {p} at version {version}')
+      serve(state, p, away.wanted_by)
+      continue
+    # It belongs to a history that the run has left.
+    left = held.version > version
+    here = held.version if held.same and not left else -1
+    state.lost[p] = LostFragment(
+      version,
+      away.crc if away.adopted else held.crc,
+      here,
+      wanted_by=away.wanted_by,
+      alone=alone,
+    )
+    reason = f'fragment {p} at version {held.version}, the run has {version}'
+    if left:
+      reason += ' and has merged since its ledger was lost: those are void'
+    state.record('behind', -1, reason)
+
+
+def is_away(state: SyncerState, fragment: int) -> bool:
+  """Returns True if the fragment's rounds close unmerged or wait."""
+  return fragment in state.away or fragment in state.lost
+
+
+def hold_up_all(state: SyncerState) -> bool:
+  """Returns True while no round may proceed, whatever its fragment.
+
+  A new lead process waits for its shards, or a restarted syncer for donations:
+  Θ is not whole.
+  """
+  return holds_up(state) or _others_wait(state)
+
+
+def holds_up(state: SyncerState) -> bool:
+  """Returns True while a new lead process waits for its shards.
+
+  Before the first round has closed it waits without limit: starting without all
+  shards would be another run. Later it waits for a bounded time and then goes
+  on without the shards that are not back.
+  """
+  if not state.awaits_shards:
+    return False
+  if state.closed_round and state.give_up_shards_s is None and state.members:
+    floor_s = timeouts.silence_floor_s(state.config.patience)
+    state.give_up_shards_s = state.now + floor_s
+  late = state.give_up_shards_s is not None and (
+    state.now >= state.give_up_shards_s
+  )
+  if state.away and not late:
+    return True
+  state.awaits_shards = False
+  for p, away in state.away.items():
+    for learner in away.wanted_by:
+      _say_postponed(state, learner, p)
+  return False
+
+
+def _others_wait(state: SyncerState) -> bool:
+  """Returns True while no round at all may proceed."""
+  return state.awaits_shards or any(not x.alone for x in state.lost.values())

@@ -6,22 +6,18 @@ that owns its subject says why.
 """
 
 import math
-from collections.abc import Mapping
 
 from diloco.protocol import messages, outliers, timeouts
-from diloco.protocol.grace import Ema
-from diloco.protocol.syncer import (
-  absence,
-  offers,
-  recovery,
-  way_back,
-)
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.members import LearnerAccount, Member
-from diloco.protocol.syncer.rounds import Stage
-from diloco.protocol.syncer.state import SyncerState
-from diloco.protocol.values import changed
+from diloco.protocol.syncer import offers, recovery
+from diloco.protocol.syncer.state import (
+  LearnerAccount,
+  Member,
+  Stage,
+  SyncerState,
+)
+from diloco.protocol.values import Ema, changed
 
 STEP_JUMP_MAX = 4.0  # One slow step changes ξ_step by no more than this factor.
 STEP_S_MAX = 3600.0  # Longer first steps are not believed.
@@ -34,23 +30,13 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     state.record('refused', hello.learner, 'a second hello while it lives')
     return
   account = state.accounts.get(hello.learner, LearnerAccount())
-  never = why_refused(
-    hello,
-    state.run,
-    state.fingerprints,
-    tuple(state.versions),
-    state.knows_less,
-  )
-  reason = never or why_not_now(hello, account)
-  if reason is not None:
-    reason = messages.brief(reason)
-    session = hello.learner, hello.incarnation
-    old = never is None and hello.incarnation <= account.incarnation
+  if never := why_refused(state, hello):
+    _refuse(state, hello, never, final=True)
+    return
+  if reason := why_not_now(hello, account):
+    old = hello.incarnation <= account.incarnation
     newest = account.incarnation if old else -1
-    refusal = messages.Refusal(reason, never is not None, newest)
-    state.record('refused', hello.learner, reason)
-    state.emit(syncer_events.Send(*session, refusal))
-    state.emit(syncer_events.EndSession(*session, reason))
+    _refuse(state, hello, reason, final=False, newest=newest)
     return
   if hello.learner in state.members:
     end_session(state, hello.learner, 'a newer incarnation took its place')
@@ -58,15 +44,15 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     for learner in sorted(state.members):
       reason = f'was told of less than learner {hello.learner} knows'
       end_session(state, learner, reason)
-    recovery.adopt(state, hello)
+    known = enumerate(zip(hello.versions, hello.crcs))
+    recovery.adopt(state, hello.learner, dict(known))
   state.accounts[hello.learner] = changed(
     account, incarnation=hello.incarnation
   )
   state.members[hello.learner] = Member(
     hello.incarnation,
     heard_s=state.now,
-    silent_at_s=state.now
-    + timeouts.silence_max_s(Ema(), state.config.patience),
+    silent_at_s=state.now + timeouts.silence_floor_s(state.config.patience),
     versions=hello.versions,
     crcs=hello.crcs,
     partition=hello.partition,
@@ -90,78 +76,62 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     )
   )
   if state.finishing:
-    finish = messages.Finish(state.pace.step, state.last_round)
-    state.send(hello.learner, finish)
+    state.send(
+      hello.learner, messages.Finish(state.pace.step, state.last_round)
+    )
   if state.ended:
-    done = messages.Done(state.pace.step, state.closed_round)
-    state.send(hello.learner, done)
+    state.send(
+      hello.learner, messages.Done(state.pace.step, state.closed_round)
+    )
 
 
 def on_inquiry(state: SyncerState, inquiry: messages.Inquiry):
   """Says if a learner is of another run; it is no session of the machine."""
-  session = inquiry.learner, inquiry.incarnation
-  reason = why_another_run(inquiry, state.run, state.fingerprints)
-  if reason is not None:
-    reason = messages.brief(reason)
-    state.record('refused', inquiry.learner, reason)
-    refusal = messages.Refusal(reason, final=True)
-    state.emit(syncer_events.Send(*session, refusal))
-  state.emit(syncer_events.EndSession(*session, reason or 'answered'))
+  if reason := _why_another_run(state, inquiry):
+    _refuse(state, inquiry, reason, final=True)
+  else:
+    session = inquiry.learner, inquiry.incarnation
+    state.emit(syncer_events.EndSession(*session, 'answered'))
 
 
-def why_another_run(
-  asks: messages.Hello | messages.Inquiry,
-  run: str,
-  fingerprints: Mapping[str, str],
+def _refuse(
+  state: SyncerState, opening: messages.Opening, reason: str, **fields
+):
+  """Ends a stream with a refusal; `fields` are those of `Refusal`."""
+  reason = messages.brief(reason)
+  session = opening.learner, opening.incarnation
+  state.record('refused', opening.learner, reason)
+  refusal = messages.Refusal(reason, **fields)
+  state.emit(syncer_events.Send(*session, refusal))
+  state.emit(syncer_events.EndSession(*session, reason))
+
+
+def _why_another_run(
+  state: SyncerState, opening: messages.Opening
 ) -> str | None:
-  """Returns why a learner is not of this run; None if it is.
-
-  Args:
-    asks: what the learner says of itself.
-    run: name of the syncer's run.
-    fingerprints: hashes of that run's config, layout and data.
-  """
-  if asks.protocol != messages.PROTOCOL_VERSION:
+  """Returns why a learner is not of this run; None if it is."""
+  ours, theirs = state.fingerprints, opening.fingerprints
+  if opening.protocol != messages.PROTOCOL_VERSION:
     return (
-      f'protocol {asks.protocol}, this syncer speaks '
+      f'protocol {opening.protocol}, this syncer speaks '
       f'{messages.PROTOCOL_VERSION}'
     )
-  if asks.run != run:
-    return f'run {asks.run!r}, this syncer serves {run!r}'
-  if asks.learner < 0:
-    return f'learner id {asks.learner}, must be at least 0'
-  differing = sorted(
-    key
-    for key in {*fingerprints, *asks.fingerprints}
-    if fingerprints.get(key) != asks.fingerprints.get(key)
-  )
-  return (
-    '; '.join(
-      f'another {key}: {asks.fingerprints.get(key)}, the run has '
-      f'{fingerprints.get(key)}'
-      for key in differing
-    )
-    or None
-  )
+  if opening.run != state.run:
+    return f'run {opening.run!r}, this syncer serves {state.run!r}'
+  if opening.learner < 0:
+    return f'learner id {opening.learner}, must be at least 0'
+  differing = [
+    f'another {key}: {theirs.get(key)}, the run has {ours.get(key)}'
+    for key in sorted({*ours, *theirs})
+    if ours.get(key) != theirs.get(key)
+  ]
+  return '; '.join(differing) or None
 
 
-def why_refused(
-  hello: messages.Hello,
-  run: str,
-  fingerprints: Mapping[str, str],
-  versions: tuple[int, ...],
-  knows_less: bool,
-) -> str | None:
-  """Returns why a `Hello` is refused for good; None if it is not.
-
-  Args:
-    run: name of the syncer's run.
-    fingerprints: hashes of that run's config, layout and data.
-    versions: the syncer's version of each fragment.
-    knows_less: True if this process has merged nothing yet; a learner may then
-      know of later rounds than its ledger.
-  """
-  if reason := why_another_run(hello, run, fingerprints):
+def why_refused(state: SyncerState, hello: messages.Hello) -> str | None:
+  """Returns why a `Hello` is refused for good; None if it is not."""
+  versions = state.versions
+  if reason := _why_another_run(state, hello):
     return reason
   if not len(hello.versions) == len(hello.crcs) == len(versions):
     return (
@@ -171,7 +141,7 @@ def why_refused(
   if min(hello.versions) < 0:
     return f'version {min(hello.versions)} of a fragment'
   ahead = [p for p, v in enumerate(hello.versions) if v > versions[p]]
-  if ahead and not knows_less:
+  if ahead and not state.knows_less:
     p = ahead[0]
     return (
       f'version {hello.versions[p]} of fragment {p}, this syncer has only '
@@ -203,8 +173,10 @@ def on_back(state: SyncerState, event: syncer_events.Back):
     for learner in sorted(state.members):
       reason = 'was told of less than a shard of the syncer has'
       end_session(state, learner, reason)
-    recovery.adopt_held(state, newer)
-  absence.on_back(state, event)
+    # Its lead has lost its ledger.
+    known = {x.fragment: (x.version, None) for x in newer}
+    recovery.adopt(state, -1, known)
+  recovery.on_back(state, event)
 
 
 def is_heard(state: SyncerState, learner: int, incarnation: int) -> bool:
@@ -226,9 +198,6 @@ def on_ready(
   Steps that it made without a session count from where its clock was, but for
   at most one round: the first round after a syncer's restart is due at once,
   and no burst of rounds follows.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
   """
   if not 0 <= ready.steps_away <= state.config.spacing_steps:
     return f'steps_away={ready.steps_away}'
@@ -249,11 +218,7 @@ def on_ready(
 
 
 def on_leaving(state: SyncerState, learner: int) -> str | None:
-  """Stops waiting for a leaving learner; its offers may still be merged.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
-  """
+  """Stops waiting for a leaving learner; its offers may still be merged."""
   if not state.members[learner].ready:
     return 'leaves before it was ready'
   stop_counting(state, learner)
@@ -279,11 +244,7 @@ def stop_counting(state: SyncerState, learner: int):
 def on_report(
   state: SyncerState, learner: int, report: messages.Report
 ) -> str | None:
-  """Advances the learner's clock by one inner step.
-
-  Returns:
-    Which protocol rule the message breaks; None if it breaks none.
-  """
+  """Advances the learner's clock by one inner step."""
   member = state.members[learner]
   steps = report.step - member.step
   first = member.step == 0
@@ -297,7 +258,7 @@ def on_report(
     and 0.0 <= report.stall_s <= report.step_s
     and 0.0 <= report.made_s < math.inf
     and 0.0 <= report.link_load < math.inf
-    and all(map(way_back.is_possible, report.fetched))
+    and all(map(is_possible, report.fetched))
   )
   if not possible:
     return f'impossible report: {report}'
@@ -311,8 +272,53 @@ def on_report(
   # includes steps that an earlier session has reported.
   if not member.leaving:
     state.pace.advance(learner, 1, state.config.quorum)
-  way_back.on_fetched(state, learner, report.fetched)
+  _on_fetched(state, learner, report.fetched)
   return None
+
+
+# The part of ξ_sync (Eq. 3) that the syncer does not see is the time from a
+# merge to the update's proven copy on a learner's host. The fetch times in a
+# report are subtracted from the time since the update was published. Clocks are
+# never compared, only durations on one clock.
+
+
+def is_possible(fetched: messages.Fetched) -> bool:
+  """Returns True if the reported times are finite and not negative."""
+  return all(
+    math.isfinite(x) and x >= 0.0 for x in (fetched.fetch_s, fetched.held_s)
+  )
+
+
+def _on_fetched(
+  state: SyncerState, learner: int, fetched: tuple[messages.Fetched, ...]
+):
+  """Measures the way back for the fetches that a report names."""
+  if not fetched:
+    return
+  for each in fetched:
+    version, at_s = state.members[learner].published.get(each.fragment, (0, 0))
+    if not 0 < version <= each.version:
+      continue
+    state.forget_published(learner, each.fragment)
+    if version == each.version:
+      _add_way_back(state, learner, each, state.now - at_s)
+  incarnation = state.members[learner].incarnation
+  handles = tuple(each.handle for each in fetched)
+  state.emit(syncer_events.Retire(learner, incarnation, handles))
+
+
+def _add_way_back(
+  state: SyncerState, learner: int, fetched: messages.Fetched, since_s: float
+):
+  """Adds a sample, taking both directions of a message as equally long.
+
+  Args:
+    since_s: seconds from the update's publication to the report.
+  """
+  messages_s = max(0.0, since_s - fetched.fetch_s - fetched.held_s)
+  way_back_s = min(since_s, messages_s / 2 + fetched.fetch_s)
+  average = state.members[learner].way_back_s.add(way_back_s)
+  state.change(learner, way_back_s=average)
 
 
 def believable(step_s: float, average: Ema) -> float:
@@ -341,28 +347,25 @@ def end_session(state: SyncerState, learner: int, reason: str):
   state.record('left', learner, reason)
   state.emit(syncer_events.EndSession(learner, member.incarnation, reason))
   recovery.on_end_of_session(state, (learner, member.incarnation))
-  absence.on_end_of_session(state, learner)
 
 
 def strike(state: SyncerState, learner: int, reason: str) -> bool:
-  """Counts a refused contribution; returns True on a quarantine."""
-  account = state.accounts[learner]
-  account = changed(account, strikes=account.strikes + 1)
-  state.accounts[learner] = account
-  if account.strikes < outliers.STRIKES_MAX:
+  """Counts a refused contribution; returns True on a quarantine.
+
+  That ends the session; only a process that starts clean may come back.
+  """
+  strikes = state.accounts[learner].strikes + 1
+  state.accounts[learner] = changed(state.accounts[learner], strikes=strikes)
+  if strikes < outliers.STRIKES_MAX:
     return False
-  reason = f'{account.strikes} contributions refused, the last: {reason}'
-  quarantine(state, learner, reason)
-  return True
-
-
-def quarantine(state: SyncerState, learner: int, reason: str):
-  """Ends the session; only a process that starts clean may come back."""
-  reason = messages.brief(reason)
+  reason = messages.brief(
+    f'{strikes} contributions refused, the last: {reason}'
+  )
   state.accounts[learner] = changed(state.accounts[learner], quarantined=reason)
   state.record('quarantined', learner, reason)
   state.send(learner, messages.Quarantine(reason))
   end_session(state, learner, f'quarantined: {reason}')
+  return True
 
 
 # Silence ---------------------------------------------------------------------
@@ -393,27 +396,19 @@ def silence_deadlines(state: SyncerState) -> list[float]:
   """
   if state.finish_at_s is not None or state.ended or not state.members:
     return []
-  knob = state.config.patience
-  return [
-    state.now + timeouts.look_s(knob),
-    state.members.silent_at_s(),
-  ]
+  look_s = timeouts.look_s(state.config.patience)
+  return [state.now + look_s, state.members.silent_at_s()]
 
 
 def give_up_silent(state: SyncerState):
   """Ends the sessions whose deadline has passed."""
-  if state.finish_at_s is not None or state.ended:
+  over = state.finish_at_s is not None or state.ended
+  if over or state.now < state.members.silent_at_s():
     return
-  if state.now < state.members.silent_at_s():
-    return
-  silent = [
-    learner
-    for learner, member in state.members.items()
-    if state.now >= member.silent_at_s
-  ]
-  for learner in silent:
-    reason = f'silent for {silence_max_s(state, learner):.2f} s'
-    end_session(state, learner, reason)
+  for learner, member in list(state.members.items()):
+    if state.now >= member.silent_at_s:
+      reason = f'silent for {silence_max_s(state, learner):.2f} s'
+      end_session(state, learner, reason)
 
 
 def excuse_silence(state: SyncerState, away_s: float):

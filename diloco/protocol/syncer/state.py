@@ -1,23 +1,254 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The syncer's state, shared by its sessions and rounds."""
+"""The syncer's state: open rounds, sessions, accounts, and what is not here."""
 
 import dataclasses
+import enum
+import heapq
+import math
 from collections.abc import Mapping
 
 from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.grace import Ema
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.round_policy import RoundPolicy
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.syncer.members import LearnerAccount, Member, Members
-from diloco.protocol.syncer.rounds import Round
 from diloco.protocol.timeouts import TransferTime
-from diloco.protocol.values import changed
+from diloco.protocol.values import Ema, Value, changed
+
+# Rounds ----------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class LostFragment:
+class Stage(enum.Enum):
+  """The stages of an open round."""
+
+  COLLECTING = 'collecting'  # Due; fewer than K offers.
+  GRACE = 'grace'  # Quorum reached; more learners may come.
+  PULLING = 'pulling'  # The window ended; bytes are being pulled.
+  MERGING = 'merging'  # Given to the outer optimizer.
+
+
+class HeldOffer(Value):
+  """An offer that waits at the syncer for its round."""
+
+  offer: messages.Offer
+  arrived_s: float
+
+
+class AdmittedOffer(Value):
+  """An offer that a round pulls, of one incarnation."""
+
+  incarnation: int
+  held: HeldOffer
+  step_s: float = 0.0  # ξ_step of the learner when its pull began; 0: unknown.
+
+  @property
+  def handle(self) -> int:
+    return self.held.offer.payload.handle
+
+  @property
+  def nbytes(self) -> int:
+    return self.held.offer.payload.nbytes
+
+
+@dataclasses.dataclass
+class Round:
+  """One open round, changed in place; times are the driver's, in seconds."""
+
+  number: int
+  fragment: int
+  due_s: float
+  stage: Stage = Stage.COLLECTING
+  quorum_at_s: float | None = None
+  closes_at_s: float | None = None
+  pull_began_s: float | None = None
+  # By learner, in ascending id.
+  pulls: dict[int, AdmittedOffer] = dataclasses.field(default_factory=dict)
+  # Learners of `pulls` whose bytes are here.
+  pulled: set[int] = dataclasses.field(default_factory=set)
+  # Norms that are not judged yet, by learner.
+  norms: dict[int, float] = dataclasses.field(default_factory=dict)
+  waited: bool = False  # It waited in vain for bytes that were given up.
+  held_s: float | None = None  # Since when it waits only for slow learners.
+  reason: str = ''  # Why the window ended.
+  # What it knows of each learner while it collects (`collecting.Candidates`)
+  # and while it pulls (`pulls.Waits`), and the learners that have changed since
+  # it looked.
+  candidates: object = dataclasses.field(
+    default=None, repr=False, compare=False
+  )
+  waits: object = dataclasses.field(default=None, repr=False, compare=False)
+  touched: set[int] = dataclasses.field(
+    default_factory=set, repr=False, compare=False
+  )
+
+  def copy(self) -> 'Round':
+    """Returns a copy that later changes do not affect."""
+    return dataclasses.replace(
+      self,
+      pulls=dict(self.pulls),
+      pulled=set(self.pulled),
+      norms=dict(self.norms),
+      candidates=None,
+      waits=None,
+      touched=set(),
+    )
+
+
+# Sessions --------------------------------------------------------------------
+
+
+class Straggler(Value):
+  """A pull that its round stopped waiting for; it goes on to its own limit.
+
+  Its bytes are not merged. Their arrival shows that the learner can be pulled
+  from again, and how long that takes.
+  """
+
+  round: int
+  handle: int
+  nbytes: int
+  began_s: float
+
+
+class Member(Value):
+  """A session; it is *live*, and counts, from `Ready` until it leaves."""
+
+  incarnation: int
+  heard_s: float
+  silent_at_s: float  # When it will be given up, unless it speaks before.
+  versions: tuple[int, ...] = ()  # From its hello.
+  crcs: tuple[int, ...] = ()
+  partition: str = ''  # From its hello; '': it has one host.
+  ready: bool = False
+  leaving: bool = False
+  # The learner asked to donate a state to this one.
+  donor: tuple[int, int] | None = None
+  state_offered: bool = False  # By that donor, to this one.
+  tried: tuple[tuple[int, int], ...] = ()  # Donors that have failed.
+  seeks_since_s: float | None = None  # Since when it waits for a donor.
+  step: int = 0  # Its own step, as last reported.
+  step_s: Ema = dataclasses.field(default=Ema())
+  offers: Mapping[int, HeldOffer] = dataclasses.field(default_factory=dict)
+  # By fragment, the own step up to which offers of this session were merged.
+  merged_steps: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  handed_in: int | None = None  # The last round that it was told to hand in.
+  failed_pulls: int = 0  # Consecutive failures.
+  late: bool = False  # Its bytes are late, and it has sent nothing since.
+  straggler: Straggler | None = None  # Nothing else is pulled meanwhile.
+  # Updates not reported yet: by fragment, version and time of publication.
+  published: Mapping[int, tuple[int, float]] = dataclasses.field(
+    default_factory=dict
+  )
+  way_back_s: Ema = dataclasses.field(default=Ema())  # From merge to its host.
+  # Full fragments announced to this session, by fragment.
+  full_sent: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  # Fragments of which a copy was asked for and has not been offered.
+  owes: tuple[int, ...] = ()
+
+
+class Members(dict[int, Member]):
+  """The sessions by learner, in ascending id, with indices of them.
+
+  What is asked of all members at every event is kept up to date as one of them
+  changes: through `[]` and `pop` only.
+
+  Args:
+    members: the sessions to begin with.
+    touched: a set to which every learner is added whose session changes.
+  """
+
+  def __init__(self, members: Mapping[int, Member], touched: set[int]):
+    super().__init__()
+    self.live: set[int] = set()  # Learners that count.
+    self.leaving: set[int] = set()  # They make no more steps.
+    self.straggling: set[int] = set()  # With a pull that no round waits for.
+    self.seeking: set[int] = set()  # Newcomers that wait for a donor.
+    self.handed_in: set[int] = set()  # They were told to finish, and have.
+    self._touched = touched
+    # A heap of (time, learner). Of each learner the earliest entry counts; it
+    # may be earlier than the deadline, which rises with every message.
+    self._looks: list[tuple[float, int]] = []
+    self._look_s: dict[int, float] = {}
+    for learner, member in members.items():
+      self[learner] = member
+
+  def __setitem__(self, learner: int, member: Member):
+    is_new, highest = learner not in self, next(reversed(self), learner)
+    super().__setitem__(learner, member)
+    if is_new and learner < highest:
+      self._sort()
+    self._touched.add(learner)
+    self._index(learner, member)
+    if member.silent_at_s < self._look_s.get(learner, math.inf):
+      self._look_s[learner] = member.silent_at_s
+      heapq.heappush(self._looks, (member.silent_at_s, learner))
+
+  def pop(self, learner: int) -> Member:
+    member = super().pop(learner)
+    self._touched.add(learner)
+    self._look_s.pop(learner, None)
+    for index, _ in self._indices(member):
+      index.discard(learner)
+    return member
+
+  def silent_at_s(self) -> float:
+    """Returns the earliest silence deadline; infinite without members."""
+    while self._looks:
+      at_s, learner = self._looks[0]
+      if self._look_s.get(learner) != at_s:
+        heapq.heappop(self._looks)  # It ended, or has an earlier entry.
+        continue
+      deadline_s = self[learner].silent_at_s
+      if deadline_s == at_s:
+        return at_s
+      self._look_s[learner] = deadline_s
+      heapq.heapreplace(self._looks, (deadline_s, learner))
+    return math.inf
+
+  def _index(self, learner: int, member: Member):
+    for index, is_in in self._indices(member):
+      if is_in:
+        index.add(learner)
+      else:
+        index.discard(learner)
+
+  def _indices(self, member: Member) -> tuple[tuple[set[int], bool], ...]:
+    """Returns every index, and whether the member belongs to it."""
+    return (
+      (self.live, member.ready and not member.leaving),
+      (self.leaving, member.leaving),
+      (self.straggling, member.straggler is not None),
+      (self.seeking, member.seeks_since_s is not None),
+      (self.handed_in, member.handed_in is not None),
+    )
+
+  def _sort(self):
+    """Puts the newest member in its place."""
+    members = sorted(self.items())
+    self.clear()
+    for learner, member in members:
+      super().__setitem__(learner, member)
+
+
+class LearnerAccount(Value):
+  """The syncer's account of a learner id, which outlives its sessions."""
+
+  incarnation: int = -1  # The newest that was ever accepted.
+  position: int = 0  # Next batch of its data shard, as last reported.
+  merged_bases: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  merged_tokens: int = 0
+  strikes: int = 0  # Contributions refused since the last merged one.
+  quarantined: str = ''  # Why; '' where it is not.
+  # By fragment, incarnation and handle of the last offer that was merged.
+  merged_offers: Mapping[int, tuple[int, int]] = dataclasses.field(
+    default_factory=dict
+  )
+
+
+# Fragments that are not here -------------------------------------------------
+
+
+class LostFragment(Value):
   """A fragment of which a restarted syncer has only an older version."""
 
   version: int  # The version at the last close, which it keeps.
@@ -34,8 +265,7 @@ class LostFragment:
   answered: tuple[tuple[int, int], ...] = ()  # Of these, those that answered.
 
 
-@dataclasses.dataclass(frozen=True)
-class Away:
+class Away(Value):
   """A fragment whose shard is away."""
 
   wanted_by: tuple[int, ...] = ()  # Learners that wait for it, in ascending id.
@@ -45,41 +275,10 @@ class Away:
   crc: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class SyncerSnapshot:
-  """All that the machine knows, as a value to compare, save and restore."""
-
-  now: float
-  step: int
-  clocks: tuple[tuple[int, int], ...]
-  closed_round: int
-  versions: tuple[int, ...]
-  members: tuple[tuple[int, Member], ...]
-  accounts: tuple[tuple[int, LearnerAccount], ...]
-  open_rounds: tuple[Round, ...]
-  quorum_s: Ema
-  sync_s: Ema
-  transfers: tuple[tuple[int, TransferTime], ...]
-  resting: tuple[tuple[int, float], ...]
-  hold_again_s: float
-  usual_norms: tuple[float | None, ...]
-  left_clocks: tuple[tuple[int, int], ...]
-  lost: tuple[tuple[int, LostFragment], ...]
-  away: tuple[tuple[int, Away], ...]
-  awaits_shards: bool
-  give_up_shards_s: float | None
-  give_up_lost_s: float | None
-  knows_less: bool
-  told_until_round: int | None
-  were_live: frozenset[int]
-  last_round: int | None
-  finish_at_s: float | None
-  finish_was_told: bool
-  ended: bool
+# The whole -------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Ledger:
+class Ledger(Value):
   """The state that outlives the syncer's process.
 
   Sessions and open rounds are not part of it.
@@ -95,6 +294,28 @@ class Ledger:
   usual_norms: tuple[float | None, ...]
   last_round: int | None  # Set once the run is finishing.
   ended: bool
+
+
+class SyncerSnapshot(Ledger):
+  """All that the machine knows, as a value to compare, save and restore."""
+
+  now: float
+  members: tuple[tuple[int, Member], ...]
+  open_rounds: tuple[Round, ...]
+  transfers: tuple[tuple[int, TransferTime], ...]
+  resting: tuple[tuple[int, float], ...]
+  hold_again_s: float
+  left_clocks: tuple[tuple[int, int], ...]
+  lost: tuple[tuple[int, LostFragment], ...]
+  away: tuple[tuple[int, Away], ...]
+  awaits_shards: bool
+  give_up_shards_s: float | None
+  give_up_lost_s: float | None
+  knows_less: bool
+  told_until_round: int | None
+  were_live: frozenset[int]
+  finish_at_s: float | None
+  finish_was_told: bool
 
 
 class SyncerState:
@@ -130,7 +351,7 @@ class SyncerState:
     # may know of later rounds than this process.
     self.lost: dict[int, LostFragment] = {}
     self.give_up_lost_s: float | None = None
-    # If sharded (`absence.py`): the fragments whose shard is away, and whether
+    # If sharded (`recovery.py`): the fragments whose shard is away, and whether
     # this process has yet to see all of its shards.
     self.away: dict[int, Away] = {}
     self.awaits_shards = False
@@ -205,23 +426,11 @@ class SyncerState:
     self, step: int = 0, clocks: Mapping[int, int] | None = None
   ) -> PaceClock:
     config = self.config
-    return PaceClock(
-      config.spacing_steps,
-      config.clock_ahead_max,
-      step,
-      clocks,
-      first=self._first(),
-      moved=self.touched,
-    )
-
-  def _first(self) -> int:
-    """Returns how many learners the run needs to start.
-
-    τ = 0 is synchronous: a learner that compiles first would otherwise close
-    rounds alone, and no two runs would be alike. Later K is at most the number
-    of live learners.
-    """
-    return 1 if self.config.overlap_steps else self.config.quorum
+    # τ = 0 is synchronous: a learner that compiles first would otherwise close
+    # rounds alone, and no two runs would be alike.
+    first = 1 if config.overlap_steps else config.quorum
+    bounds = config.spacing_steps, config.clock_ahead_max
+    return PaceClock(*bounds, step, clocks, first, moved=self.touched)
 
   # Changes ------------------------------------------------------------------
 
@@ -232,10 +441,15 @@ class SyncerState:
     """Tells a learner that it may release one of its offers.
 
     Args:
-      handle: the offer's handle.
       pulled: True if a round has its bytes and may merge them.
     """
     self.send(learner, messages.Retired((handle,), pulled))
+
+  def forget_published(self, learner: int, fragment: int):
+    """Stops measuring how long an update takes to reach a learner."""
+    published = dict(self.members[learner].published)
+    if published.pop(fragment, None) is not None:
+      self.change(learner, published=published)
 
   # Effects ------------------------------------------------------------------
 
