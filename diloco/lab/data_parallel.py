@@ -19,7 +19,7 @@ from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule
 from diloco.lab.outputs import LabObserver, LabRun, Trained
 from diloco.lab.process_arrays import devices_of, on_device, on_host
-from diloco.learner.inner_device import InnerDevice
+from diloco.learner.device import InnerDevice
 from diloco.metrics import figures, names
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.workdir import learner_name
