@@ -69,7 +69,7 @@ class Trained:
   participation: float  # Mean share of the learners that a round merged.
   goodput: float  # Share of the learners' time that went into steps.
   parameters: dict[str, np.ndarray]
-  tally: Tally  # Timeline data, if requested.
+  tally: Tally
   deaths: tuple[tuple[int, float, float], ...] = ()  # (learner, death, return).
   merged_tokens: int = 0  # Included in Θ and not lost since.
   tokens: TokenCounts | None = None  # Sum over learners and fragments.
