@@ -215,6 +215,7 @@ class DataParallel(LabRun):
     self,
     run_spec: RunSpec,
     kills: Sequence[Kill],
+    timeline_s: float,
     observer: LabObserver,
     checkpoints: LabCheckpoints,
   ):
@@ -236,7 +237,7 @@ class DataParallel(LabRun):
     self._steps = 0
     self._told = 0  # Reported deaths of the group.
     self._coming: list[tuple[float, int]] = []  # (time of return, learner).
-    self._tally = Tally()
+    self._tally = Tally(timeline_s)
 
   def run(self) -> Trained:
     total = self._config.protocol.total_steps

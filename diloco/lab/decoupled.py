@@ -46,11 +46,12 @@ class ObservedTally(Tally):
 
   def __init__(
     self,
+    timeline_s: float,
     fragments: int,
     observer: LabObserver,
     run_spec: RunSpec,
   ):
-    super().__init__()
+    super().__init__(timeline_s)
     self.merged_tokens = 0.0
     self.ledger = TokenObserver(fragments)
     self._fragments = fragments
@@ -119,7 +120,11 @@ class ObservedTally(Tally):
 
 
 class Decoupled(LabRun):
-  """One run of Decoupled DiLoCo in the lab."""
+  """One run of Decoupled DiLoCo in the lab.
+
+  Args:
+    timeline_s: events before this time are kept for a picture.
+  """
 
   _KEPT = (
     '_points', '_deaths', '_failures', '_transient', '_planned', '_agenda',
@@ -129,6 +134,7 @@ class Decoupled(LabRun):
     self,
     run_spec: RunSpec,
     kills: Sequence[Kill],
+    timeline_s: float,
     observer: LabObserver,
     checkpoints: LabCheckpoints,
   ):
@@ -136,7 +142,9 @@ class Decoupled(LabRun):
     config = run_spec.config
     protocol = config.protocol
     self._kills = kills
-    self._tally = ObservedTally(protocol.fragments, observer, run_spec)
+    self._tally = ObservedTally(
+      timeline_s, protocol.fragments, observer, run_spec
+    )
     self._deaths: list[tuple[int, float, float]] = []
     self._failures = FailureSchedule(config)
     self._transient = TransientLearners(config)

@@ -37,6 +37,7 @@ from diloco.sweeps import sweep
 
 def train(
   run_spec: RunSpec,
+  timeline_s: float = 0.0,
   observer: LabObserver | None = None,
   checkpoints: LabCheckpoints | None = None,
 ) -> Trained:
@@ -44,6 +45,8 @@ def train(
 
   Args:
     run_spec: its configuration's section `lab` names the system.
+    timeline_s: events before this time are kept for a picture, in
+      `Trained.tally`; of data-parallel, none are.
     observer: receives all events from where the run begins or resumes.
     checkpoints: where the run resumes, and what it saves for the next process;
       None: it starts anew, and saves nothing.
@@ -56,6 +59,7 @@ def train(
   program = (Decoupled if has_syncer else DataParallel)(
     run_spec,
     kills,
+    timeline_s,
     observer or LabObserver(),
     checkpoints or LabCheckpoints(),
   )
