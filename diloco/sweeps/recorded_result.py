@@ -78,7 +78,8 @@ def _points(run: RecordedRun, end: CurvePoint) -> Iterator[CurvePoint]:
   ends_s = [step.end_s for step in run.steps]
   total_steps, total_tokens, _ = end
   newest = 0
-  evaluated = {int(step): loss for _, step, loss in run.heldout}
+  # Those of the evaluator, without the run's first and last Θ.
+  evaluated = {int(step): loss for _, step, loss in run.heldout[1:-1]}
   for step, loss in sorted(evaluated.items()):
     if not 0 < step < total_steps:
       continue
