@@ -32,7 +32,7 @@ from diloco.learner.device import Device
 from diloco.numerics import codec, merge, outer, payload
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.config import ProtocolConfig
-from diloco.run import contributions
+from diloco.run import payload_parts
 from diloco.run.payload_parts import announced
 from diloco.run.spec import RunSpec, make_run_spec
 from diloco.simulator.cluster import Cluster, ClusterOptions
@@ -166,7 +166,7 @@ class Stages:
     self.values = sum(x.size for x in pieces)
     self.syncer = {
       'checks and norms': lambda: [
-        contributions.checked(payload.inspect(d, pieces, up)) for d in datas
+        payload_parts.checked(payload.inspect(d, pieces, up)) for d in datas
       ],
       'RDA': functools.partial(merge.merge, pulled, weights, pieces),
       # It encodes the update, and decodes it as the learners will.
@@ -177,7 +177,7 @@ class Stages:
       'CRC': functools.partial(payload.piece_crcs, delta, pieces),
     }
     self.learner = {
-      'encode': lambda: contributions.encode(theta, other, pieces, up),
+      'encode': lambda: payload_parts.encode(theta, other, pieces, up),
       'take in': lambda: payload.crc(
         outer.add(theta, payload.decode(update, pieces, down)), pieces
       ),

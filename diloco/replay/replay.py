@@ -30,7 +30,7 @@ from diloco.replay.replay_plan import (
   Script,
   states_of,
 )
-from diloco.run import contributions, tape_events
+from diloco.run import payload_parts, tape_events
 from diloco.run.spec import RunSpec
 from diloco.syncer.outer_state import OuterState, OuterStep
 
@@ -146,7 +146,7 @@ class ReplayState:
     p = said.fragment
     pieces = self.run_spec.layout.fragments[p]
     reference = self.own.reference(p)
-    return contributions.encode(reference, copy, pieces, self.run_spec.up)
+    return payload_parts.encode(reference, copy, pieces, self.run_spec.up)
 
   def apply(self, said: tape_events.Apply, given: Given, training: bool):
     """Takes Θ_p into θ_p."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import tape_events
-from diloco.run.event_log import EventLogs, LoggedEvent
+from diloco.run.tape_events import EventLogs, LoggedEvent
 
 BEHIND = 'behind'  # Kind of a record; see `protocol/syncer/recovery.py`.
 Process = tuple[int, int]  # (learner, process).
