@@ -5,9 +5,9 @@ Start with `spec`: all that follows from a configuration alone, the same in
 every process: layout, codecs, schedule, model, data.
 
   spec           `RunSpec` of a run, and a user's own model
-  payload_parts  what of a fragment a host holds; payloads in parts, one for each
+  payload_parts  what of a fragment a host holds; payloads in parts, one a
                  shard of the syncer; contributions, encoded and checked
-  tape_events    event tapes: what a line can say, how they are written and read
+  tape_events    event tapes: what a line can say; writes and reads them
   environment    what of a machine decides about bits
   step_profiler  traces of inner steps by jax.profiler
   heldout        loss on held-out text
