@@ -63,17 +63,6 @@ SILENT = 'silent'
 STOPPED = 'stopped'
 FINISHED = 'finished'
 
-# The few values of a run's config.json that its page needs.
-#
-# Other keys are ignored, so that runs of older versions of this package, with
-# other keys, can be read as well.
-KEYS = {
-  'name': ('name',),
-  'learners': ('protocol', 'learners'),
-  'fragments': ('protocol', 'fragments'),
-  'total_steps': ('protocol', 'total_steps'),
-}
-
 
 class NoReport(Exception):
   """A folder of which no page can be made; says why."""
@@ -89,8 +78,10 @@ class Setup:
   total_steps: int
 
 
-def read_setup(path: pathlib.Path) -> Setup:
-  """Reads an existing config.json.
+def read_setup(path: pathlib.Path) -> tuple[Setup, Mapping]:
+  """Reads an existing config.json; returns it whole as well.
+
+  Other keys may be those of another version of this package.
 
   Raises:
     NoReport: it is not one of a run.
@@ -99,17 +90,18 @@ def read_setup(path: pathlib.Path) -> Setup:
     config = json.loads(path.read_text())
   except ValueError as error:
     raise NoReport(f'{path}: is not JSON: {error}') from None
-  return Setup(**{name: _value(path, config, name) for name in KEYS})
-
-
-def _value(path: pathlib.Path, config, name: str):
-  kind, value = Setup.__annotations__[name], config
-  for key in KEYS[name]:
-    value = value.get(key) if isinstance(value, dict) else None
-  if type(value) is not kind or (kind is int and value < 1):
-    key = '.'.join(KEYS[name])
-    raise NoReport(f'{path}: {key}={value!r}, no configuration of a run')
-  return value
+  found = {}
+  for field in dataclasses.fields(Setup):
+    key, kind = field.name, field.type
+    value = config if isinstance(config, dict) else {}
+    if kind is int:
+      key = f'protocol.{key}'
+      value = value.get('protocol')
+    value = value.get(field.name) if isinstance(value, dict) else None
+    if type(value) is not kind or (kind is int and value < 1):
+      raise NoReport(f'{path}: {key}={value!r}, no configuration of a run')
+    found[field.name] = value
+  return Setup(**found), config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,8 +386,7 @@ class FollowedRun:
     if not workdir.config.exists():
       what = 'holds no run: no config.json' if folder.is_dir() else 'no folder'
       raise NoReport(f'{folder}: {what}')
-    self.setup = read_setup(workdir.config)
-    self.config: Mapping = json.loads(workdir.config.read_text())
+    self.setup, self.config = read_setup(workdir.config)
     self.label = label or self.setup.name
     self.learners = {
       learner_name(m): FollowedLearner() for m in range(self.setup.learners)
@@ -780,6 +771,7 @@ class RecordedRun:
   joined: frozenset[str]  # Learners' processes that said hello to the syncer.
   # When the launcher first stopped a process; None: it stopped none.
   stopped_s: float | None
+  begin_s: float  # When that learner was ready, since the epoch.
   until_s: float  # Of the last thing that is known of it.
   ended: bool  # The syncer's tape says that the run is over.
   heldout: tuple[tuple[float, float, float], ...]  # Time, step, loss of Θ.
@@ -842,6 +834,7 @@ def read(folder: pathlib.Path) -> RecordedRun:
     pauses=tuple((who, a - begin_s, b - begin_s) for who, a, b in pauses),
     joined=frozenset(run.heard.keys() - {SYNCER}),
     stopped_s=min(stops) - begin_s if stops else None,
+    begin_s=begin_s,
     until_s=run.until_s - begin_s,
     ended=bool(run.kinds['End']),
     heldout=tuple((at_s - begin_s, *x) for at_s, *x in run.heldout()),

@@ -9,9 +9,8 @@ every process: layout, codecs, schedule, model, data.
                  shard of the syncer; contributions, encoded and checked
   tape_events    event tapes: what a line can say; writes and reads them
   environment    what of a machine decides about bits
-  step_profiler  traces of inner steps by jax.profiler
+  step_profiler  traces of inner steps by jax.profiler, and their MFU
   heldout        loss on held-out text
-  utilisation    MFU
   exposure       refuses to listen where strangers could connect
   logs           log lines, as text or JSON
   command        runs the commands that take a training configuration

@@ -130,8 +130,12 @@ class SliceMap:
     self._owners = owners
     self._partition = partition
     self.hosts = partition.host_count if partition else 1
-    self.offered = functools.cache(self._offered)
-    self.needed = functools.cache(self._needed)
+    self.offered = functools.cache(
+      functools.partial(self._boxes, Partition.offered)
+    )
+    self.needed = functools.cache(
+      functools.partial(self._boxes, Partition.needed)
+    )
 
   @property
   def whole(self) -> bool:
@@ -209,17 +213,9 @@ class SliceMap:
         arrays[box.piece.name][box.index] = found[box.name]
     return arrays
 
-  def _offered(self, fragment: int, host: int, shard: int) -> Boxes:
+  def _boxes(self, of, fragment: int, host: int, shard: int) -> Boxes:
     pieces = self._owners.pieces(fragment, shard)
-    if self._partition is None:
-      return pieces
-    return self._partition.offered(pieces, host)
-
-  def _needed(self, fragment: int, host: int, shard: int) -> Boxes:
-    pieces = self._owners.pieces(fragment, shard)
-    if self._partition is None:
-      return pieces
-    return self._partition.needed(pieces, host)
+    return of(self._partition, pieces, host) if self._partition else pieces
 
   def _by_part(self, nbytes_of) -> tuple[int, ...]:
     return tuple(

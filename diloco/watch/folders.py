@@ -63,7 +63,7 @@ class FollowedFolders:
       run.update()
     sweeps = [sweep_page.read(*each) for each in self._sweeps]
     parts: list[Part] = [*run_page.sections(runs, now_s)] if runs else []
-    paragraphs = run_page.sentences(runs)
+    paragraphs = [*run_page.sentences(runs)]
     for i, sweep in enumerate(sweeps):
       parts += sweep_page.sections(sweep, f'-{i}' if len(sweeps) > 1 else '')
       paragraphs += sweep_page.sentences(sweep)

@@ -211,19 +211,17 @@ def tiles(recorded: RecordedSweep) -> Iterator[Tile]:
 
 
 def head(recorded: RecordedSweep) -> dict:
-  """Returns the fields of a page about one sweep alone."""
+  """Returns the fields of a page about one sweep alone.
+
+  It is green once all runs that were begun have a result.
+  """
+  lacking = len(recorded.missing)
+  badge = Badge(f'{lacking} runs without a result', 'wait')
   return {
     'where': str(recorded.folder.resolve()),
-    'badge': badge(recorded),
+    'badge': badge if lacking else Badge('finished', 'good'),
     'tiles': tuple(tiles(recorded)),
   }
-
-
-def badge(recorded: RecordedSweep) -> Badge:
-  """Green once all runs that were begun have a result."""
-  if recorded.missing:
-    return Badge(f'{len(recorded.missing)} runs without a result', 'wait')
-  return Badge('finished', 'good')
 
 
 def sections(recorded: RecordedSweep, suffix: str = '') -> Iterator[Part]:
