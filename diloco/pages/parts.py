@@ -18,6 +18,21 @@ SPAN_MEANINGS = {
   'round': 'round, from due to its update',
   'grace': 'its grace window',
 }
+# Okabe and Ito's palette, which is safe for colour blindness, without its green:
+# on a page that says that all is well, and nothing else.
+COLOURS = (
+  '#0072B2', '#D55E00', '#CC79A7', '#E69F00', '#56B4E9', '#7B61C4', '#8C564B',
+)  # fmt: skip
+# By the kind of a span.
+SPAN_COLOURS = {
+  'step': '#3B8BC9',
+  'waiting': '#D7D7D7',
+  'bootstrap': '#8E3575',
+  'pause': '#E69F00',
+  'dead': '#B00020',
+  'round': '#C9B77D',
+  'grace': '#7A6A2F',
+}
 NOTHING = '—'
 ROUND_LANES_MAX = 4  # Of a timeline; more of its rounds overlap.
 UNITS = ((1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k'))

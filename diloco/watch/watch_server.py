@@ -8,7 +8,7 @@ import time
 
 from diloco.metrics import status
 from diloco.monitoring import monitor
-from diloco.monitoring.http_pages import HTML, JSON, PageServer, check_host
+from diloco.monitoring.monitor import HTML, JSON, PageServer, check_host
 from diloco.pages import page
 from diloco.pages.parts import ReportPage
 from diloco.watch.folders import FollowedFolders
