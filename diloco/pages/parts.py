@@ -18,8 +18,8 @@ SPAN_MEANINGS = {
   'round': 'round, from due to its update',
   'grace': 'its grace window',
 }
-# Okabe and Ito's palette, which is safe for colour blindness, without its green:
-# on a page that says that all is well, and nothing else.
+# Okabe and Ito's palette, safe for colour blindness, without its green: on a
+# page that says that all is well, and nothing else.
 COLOURS = (
   '#0072B2', '#D55E00', '#CC79A7', '#E69F00', '#56B4E9', '#7B61C4', '#8C564B',
 )  # fmt: skip

@@ -143,7 +143,7 @@ def test_a_foreign_name_of_this_address_is_refused(server, name, code):
 def test_strangers_that_ask_for_nothing_keep_no_descriptors(
   server, monkeypatch
 ):
-  monkeypatch.setattr(http_pages, 'REQUEST_S', 0.5)
+  monkeypatch.setattr(monitor, 'REQUEST_S', 0.5)
   address = server.server_address
   idle = [
     socket.create_connection(address)
@@ -161,7 +161,7 @@ def test_strangers_that_ask_for_nothing_keep_no_descriptors(
 
 
 def test_a_header_that_drips_is_given_up(server, monkeypatch):
-  monkeypatch.setattr(http_pages, 'REQUEST_S', 0.5)
+  monkeypatch.setattr(monitor, 'REQUEST_S', 0.5)
   with socket.create_connection(server.server_address) as stranger:
     stranger.sendall(b'GET / HTTP/1.1\r\nHost: localhost\r\n')
     stranger.settimeout(60.0)
