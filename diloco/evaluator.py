@@ -56,19 +56,16 @@ class ContinuousEvaluator:
 
   Args:
     workdir: the run's folder; only metrics are written to it.
-    name: the process's name, under which earlier metrics are found.
     writer: takes the scalars, by global step.
   """
 
-  def __init__(
-    self, run_spec: RunSpec, workdir: Workdir, name: str, writer: Writer
-  ):
+  def __init__(self, run_spec: RunSpec, workdir: Workdir, writer: Writer):
     self._run_spec = run_spec
     self._workdir = workdir
     self._writer = writer
     self._heldout = Heldout(run_spec)
     self._every = max(1, run_spec.config.run.eval_every_rounds)
-    done = from_the_end(workdir.metrics(name))
+    done = from_the_end(workdir.metrics(EVALUATOR))
     self._round = next((int(each[EVALUATED]) for each in done), 0)
     self._tape = MergedTokens(workdir.tape, len(run_spec.layout.fragments))
 
@@ -198,7 +195,7 @@ def main(config) -> int:
     ]
   )
   try:
-    ContinuousEvaluator(run_spec, workdir, EVALUATOR, writer).run()
+    ContinuousEvaluator(run_spec, workdir, writer).run()
   finally:
     writer.close()
   return 0

@@ -369,6 +369,7 @@ class FollowedRun:
     whole: keeps every round and every step.
 
   Attributes:
+    clock_s: the present, since the epoch.
     status: what the syncer last counted; of a run of the lab, what its tape
       tells; None: nothing yet.
     readied: (time, learner, where its state came from), for each bootstrap.
@@ -387,6 +388,7 @@ class FollowedRun:
       what = 'holds no run: no config.json' if folder.is_dir() else 'no folder'
       raise NoReport(f'{folder}: {what}')
     self.setup, self.config = read_setup(workdir.config)
+    self.clock_s = time.time
     self.label = label or self.setup.name
     self.learners = {
       learner_name(m): FollowedLearner() for m in range(self.setup.learners)
@@ -628,18 +630,14 @@ class FollowedRun:
     ends += [self.rounds[-1].at_s] if self.rounds else []
     return max(ends) if ends and self.kinds['End'] else self.last_s
 
-  def end_s(self, now_s: float | None = None) -> float:
+  def end_s(self) -> float:
     """Until when it is shown: now, while it goes on; the lab has no clock."""
-    if self.state(now_s) in (STARTING, COMPILING, RUNNING):
-      return self.last_s if self._is_counted else _now(now_s)
+    if self.state() in (STARTING, COMPILING, RUNNING):
+      return self.last_s if self._is_counted else self.clock_s()
     return self.last_s
 
-  def state(self, now_s: float | None = None) -> str:
-    """Returns how the run is.
-
-    Args:
-      now_s: since the epoch; the present unless given.
-    """
+  def state(self) -> str:
+    """Returns how the run is."""
     if self.kinds['End'] or (self.status and self.status.finished):
       return FINISHED
     lasts = [each[-1] for each in self.lives()[0].values() if each]
@@ -650,7 +648,7 @@ class FollowedRun:
       return COMPILING if waits else STARTING
     if self._is_counted or self.status.time_s is None:
       return RUNNING
-    return SILENT if _now(now_s) - self.status.time_s > SILENT_S else RUNNING
+    return SILENT if self.clock_s() - self.status.time_s > SILENT_S else RUNNING
 
   def lives(self) -> tuple[dict[str, tuple[Life, ...]], tuple]:
     """Returns each process's lives, and (process, begin, end) of pauses.
@@ -858,7 +856,3 @@ def _until(points: Sequence[tuple[float, float]], at_s: float) -> float:
   t1, y1 = points[place]
   t0, y0 = points[place - 1] if place else (min(at_s, t1), 0.0)
   return y0 + (y1 - y0) * (at_s - t0) / (t1 - t0) if t1 > t0 else y0
-
-
-def _now(now_s: float | None) -> float:
-  return time.time() if now_s is None else now_s

@@ -18,7 +18,7 @@ import threading
 import time
 import urllib.parse
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -28,6 +28,7 @@ from diloco.metrics.figures import Figure
 from diloco.metrics.status import LearnerStatus, RunStatus
 from diloco.transport.sockets import is_loopback
 
+Answer = tuple[str, str]  # Its type, and its text.
 CONNECTIONS_MAX = 32  # At a time; more are closed at once.
 REQUEST_S = 5.0  # From the connection to the end of the request's header.
 ANSWER_S = 60.0  # An answer that is not taken by then is given up.
@@ -66,7 +67,7 @@ def check_host(host: str, vouched: bool, given: str, vouch: str) -> None:
 
 
 class PageServer(http.server.ThreadingHTTPServer):
-  """Serves what `answer` returns, and closes the connection after it.
+  """Serves what it is given, and closes the connection after it.
 
   Connections that ask for nothing are closed soon, and few are open at a time:
   a process that is watched needs its descriptors for its work.
@@ -74,6 +75,7 @@ class PageServer(http.server.ThreadingHTTPServer):
   Args:
     host: where it listens; see `check_host`.
     port: 0 takes a free one.
+    answer: returns (type, text) of a path; None: there is no such page.
     any_name: any name of this host may be asked for, not only of loopback.
 
   Raises:
@@ -82,7 +84,14 @@ class PageServer(http.server.ThreadingHTTPServer):
 
   daemon_threads = True
 
-  def __init__(self, host: str, port: int, any_name: bool = False):
+  def __init__(
+    self,
+    host: str,
+    port: int,
+    answer: Callable[[str], Answer | None],
+    any_name: bool = False,
+  ):
+    self.answer = answer
     self.address_family = socket.AF_INET6 if ':' in host else socket.AF_INET
     self._any_name = any_name
     self._lock = threading.Lock()
@@ -95,10 +104,6 @@ class PageServer(http.server.ThreadingHTTPServer):
     return (
       f'http://[{host}]:{port}/' if ':' in host else f'http://{host}:{port}/'
     )
-
-  def answer(self, path: str) -> tuple[str, str] | None:
-    """Returns (type, text) of a path; None: there is no such page."""
-    raise NotImplementedError
 
   def verify_request(self, request, client_address) -> bool:
     """Returns False if too many connections are open."""
@@ -228,7 +233,7 @@ class Monitor:
     Raises:
       OSError: it can't listen there.
     """
-    self._server = _Server(self, host, port, any_name)
+    self._server = PageServer(host, port, self._answer, any_name)
     threading.Thread(
       target=self._server.serve_forever, name='monitor', daemon=True
     ).start()
@@ -282,6 +287,14 @@ class Monitor:
       },
     }
 
+  def _answer(self, path: str) -> Answer | None:
+    match path:
+      case '/metrics':
+        return CONTENT_TYPE, self.metrics()
+      case '/status':
+        return JSON, json.dumps(self.status(), allow_nan=False)
+    return None
+
   def collect(self) -> Iterator[GaugeMetricFamily]:
     """Yields the metrics of the process, as `prometheus_client` asks."""
     step, scalars = self._told
@@ -301,20 +314,6 @@ class Monitor:
     found = GaugeMetricFamily(f'diloco_{name}', meaning, labels=LABELS)
     found.add_metric((self._run, self._process), x)
     return found
-
-
-class _Server(PageServer):
-  def __init__(self, monitor: Monitor, host: str, port: int, any_name: bool):
-    self._monitor = monitor
-    super().__init__(host, port, any_name)
-
-  def answer(self, path: str) -> tuple[str, str] | None:
-    match path:
-      case '/metrics':
-        return CONTENT_TYPE, self._monitor.metrics()
-      case '/status':
-        return JSON, json.dumps(self._monitor.status(), allow_nan=False)
-    return None
 
 
 def text(status: RunStatus | None) -> str:

@@ -389,19 +389,14 @@ class Fetchers:
       if each is not None:
         each.close()
 
-  def pull(self, payload: Payload, pace: TransferPace) -> list[np.ndarray]:
-    """Returns the bytes by shard, all verified.
+  def pull_each(
+    self, payloads: Sequence[Payload], pace: TransferPace
+  ) -> list[np.ndarray]:
+    """Returns the bytes by shard, all verified, given a payload for each.
 
     Raises:
       TransferFailed: as `Fetcher.pull`, for the first part that did not come.
     """
-    shards = range(len(self._fetchers))
-    return self.pull_each([only(payload, shard) for shard in shards], pace)
-
-  def pull_each(
-    self, payloads: Sequence[Payload], pace: TransferPace
-  ) -> list[np.ndarray]:
-    """Returns the bytes by shard, given one payload for each shard."""
     parts = []
     for shard, wanted in enumerate(payloads):
       if wanted.nbytes:

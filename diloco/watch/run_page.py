@@ -67,7 +67,7 @@ SAID = (
 )
 
 
-def head(run: FollowedRun, now_s: float | None = None) -> dict:
+def head(run: FollowedRun) -> dict:
   """Returns the fields of a page about one run alone."""
   step = run.status.step if run.status else 0
   total_steps = run.setup.total_steps
@@ -75,15 +75,13 @@ def head(run: FollowedRun, now_s: float | None = None) -> dict:
     'name': run.setup.name,
     'title': run.setup.name,
     'where': str(run.workdir.root.resolve()),
-    'badge': badge(run, now_s),
+    'badge': badge(run),
     'progress': (min(step, total_steps), total_steps),
     'tiles': tuple(tiles(run)),
   }
 
 
-def sections(
-  runs: Sequence[FollowedRun], now_s: float | None = None
-) -> Iterator[Part]:
+def sections(runs: Sequence[FollowedRun]) -> Iterator[Part]:
   """Yields the parts of the page: what is asked first comes first."""
   several = len(runs) > 1
   names = [f'-{i}' if several else '' for i in range(len(runs))]
@@ -98,7 +96,7 @@ def sections(
       shown = tuple(told[-DEATHS_MAX:])
       yield Prose(f'deaths{suffix}', f'{head}What deaths cost', shown, notes)
     yield from _faults(run, suffix, head)
-    yield timeline(run, f'timeline{suffix}', f'{head}Timeline', now_s)
+    yield timeline(run, f'timeline{suffix}', f'{head}Timeline')
   if not several:
     yield from charts(runs)
   yield process_table(runs)
@@ -116,9 +114,9 @@ def sections(
 # The head ---------------------------------------------------------------------
 
 
-def badge(run: FollowedRun, now_s: float | None = None) -> Badge:
+def badge(run: FollowedRun) -> Badge:
   """Green only while every learner lives, or when the run is over."""
-  how = run.state(now_s)
+  how = run.state()
   if how == recorded_run.RUNNING:
     states = run.states()
     live = sum(states[name] in RUNNING_STATES for name in run.learners)
@@ -160,12 +158,12 @@ def sentences(runs: Sequence[FollowedRun]) -> Iterator[str]:
     yield f'{head}{", ".join(said)}.'
 
 
-def problems(runs: Sequence[FollowedRun], now_s: float | None = None) -> str:
+def problems(runs: Sequence[FollowedRun]) -> str:
   """Returns what is wrong with the runs' files, or '' if nothing is."""
   said = []
   for run in runs:
     own = [run.problem] if run.problem else []
-    if run.state(now_s) == recorded_run.SILENT:
+    if run.state() == recorded_run.SILENT:
       at_s = run.status.time_s - run.begin_s
       own.append(f'The syncer has written nothing since {at_s:.0f} s.')
     if own:
@@ -290,11 +288,9 @@ def _faults(run: FollowedRun, suffix: str, head: str) -> Iterator[Table]:
     )
 
 
-def timeline(
-  run: FollowedRun, name: str, title: str, now_s: float | None = None
-) -> Timeline:
+def timeline(run: FollowedRun, name: str, title: str) -> Timeline:
   """Returns the lanes of the learners, of the syncer and of its rounds."""
-  begin_s, end_s = run.begin_s, run.end_s(now_s)
+  begin_s, end_s = run.begin_s, run.end_s()
   lanes = [*run.learners, SYNCER]
   lives, pauses = run.lives()
   spans, marks = [], []

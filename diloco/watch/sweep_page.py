@@ -247,9 +247,10 @@ def sections(recorded: RecordedSweep, suffix: str = '') -> Iterator[Part]:
     'interpolated; the band is the standard deviation.',
   )
   for number, base in enumerate(bases):
-    of_base = [each for each in with_pairs if each.variant.against == base]
+    of_base = [x.variant.label for x in with_pairs if x.variant.against == base]
+    found = recorded.found
     yield from _curves(
-      [(each.variant.label, _gap_of(recorded, each)) for each in of_base],
+      [(label, gap(found[label], found[base])) for label in of_base],
       f'sweep-gap{suffix}-{number}',
       f'On the way, against {base!r}',
       'difference of the loss at equal tokens, %',
@@ -409,11 +410,6 @@ def _trend(
     tuple(100 * (_known(each.half_width) or 0.0) for _, each in points),
     group,
   )
-
-
-def _gap_of(recorded: RecordedSweep, each: Comparison) -> SweepCurve:
-  mine = recorded.found[each.variant.label]
-  return gap(mine, recorded.found[each.variant.against])
 
 
 def _curves(

@@ -77,7 +77,9 @@ def test_green_says_running_only_while_every_learner_lives(
   workdir, dead, text, tone
 ):
   now_s = going_on(workdir, dead=dead)
-  badge = run_page.badge(followed(workdir), now_s)
+  run = followed(workdir)
+  run.clock_s = lambda: now_s
+  badge = run_page.badge(run)
   assert (badge.text, badge.tone) == (text, tone)
 
 
