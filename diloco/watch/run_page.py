@@ -106,9 +106,8 @@ def sections(runs: Sequence[FollowedRun]) -> Iterator[Part]:
     yield _happenings(run, f'happenings{suffix}', f'{head}What happened last')
     if run.workdir.sample.exists():
       text = run.workdir.sample.read_text(errors='replace')
-      yield Prose(
-        'sample', f'{head}What the final model writes', (text.strip(),)
-      )
+      title = f'{head}What the final model writes'
+      yield Prose(f'sample{suffix}', title, (text.strip(),))
 
 
 # The head ---------------------------------------------------------------------
