@@ -49,7 +49,7 @@ from diloco.metrics.workdir import learner_name
 from diloco.numerics import codec, merge, outer, payload
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.config import ProtocolConfig
-from diloco.run import contributions
+from diloco.run import payload_parts
 from diloco.run.payload_parts import announced
 from diloco.run.spec import RunSpec, make_run_spec
 from diloco.simulator.network import Network
@@ -180,7 +180,7 @@ class Stages:
     self.values = sum(x.size for x in pieces)
     self.syncer = {
       'checks and norms': lambda: [
-        contributions.checked(payload.inspect(d, pieces, up)) for d in datas
+        payload_parts.checked(payload.inspect(d, pieces, up)) for d in datas
       ],
       'RDA': functools.partial(merge.merge, pulled, weights, pieces),
       # It encodes the update, and decodes it as the learners will.
@@ -191,7 +191,7 @@ class Stages:
       'CRC': functools.partial(payload.piece_crcs, delta, pieces),
     }
     self.learner = {
-      'encode': lambda: contributions.encode(theta, other, pieces, up),
+      'encode': lambda: payload_parts.encode(theta, other, pieces, up),
       'take in': lambda: payload.crc(
         outer.add(theta, payload.decode(update, pieces, down)), pieces
       ),

@@ -21,7 +21,7 @@ from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run import contributions
+from diloco.run import payload_parts
 from diloco.run.spec import RunSpec
 from diloco.simulator.contents import RefusedContribution
 from diloco.syncer.outer_state import OuterState, OuterStep
@@ -148,7 +148,7 @@ class LearnerArrays:
   def offer(self, effect: learner_events.Snapshot, copy) -> np.ndarray:
     theta, reference = copy
     pieces = self._run_spec.layout.fragments[effect.fragment]
-    return contributions.encode(reference, theta, pieces, self._run_spec.up)
+    return payload_parts.encode(reference, theta, pieces, self._run_spec.up)
 
   def donate(self) -> Donated:
     return Donated(self._host.held(), _copy(self._inner))
@@ -217,8 +217,8 @@ class SyncerArrays:
     """Returns a contribution and its norm from the bytes alone."""
     pieces = self._run_spec.layout.fragments[p]
     try:
-      return contributions.decode(data, pieces, self._run_spec.up)
-    except contributions.Unusable as error:
+      return payload_parts.decode(data, pieces, self._run_spec.up)
+    except payload_parts.Unusable as error:
       raise RefusedContribution(str(error)) from None
 
   def merged(self, p: int) -> OuterStep:

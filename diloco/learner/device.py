@@ -23,7 +23,7 @@ from diloco.numerics.blend import make_blend
 from diloco.numerics.fragments import Piece, change, take
 from diloco.numerics.mesh_partition import Partition, Slice
 from diloco.numerics.optimizers import INNER
-from diloco.run.host_slices import HostSlices
+from diloco.run.payload_parts import HostSlices
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import StepProfiler
 

@@ -17,7 +17,7 @@ import numpy as np
 from diloco.numerics import payload
 from diloco.numerics.codec import Codec
 from diloco.numerics.outer import add
-from diloco.run.host_slices import SliceMap
+from diloco.run.payload_parts import SliceMap
 from diloco.run.spec import RunSpec
 
 Arrays = Mapping[str, np.ndarray]  # Piece or slice name -> f32 array.

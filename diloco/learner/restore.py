@@ -15,10 +15,9 @@ from diloco.learner.replica import FragmentReplica, Replica, whole_replica
 from diloco.metrics.writer import Writer
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
-from diloco.run.event_log import LearnerEventLog
-from diloco.run.host_slices import SliceMap
+from diloco.run.payload_parts import SliceMap
 from diloco.run.spec import RunSpec
-from diloco.run.tape_events import SEED, Source
+from diloco.run.tape_events import SEED, LearnerEventLog, Source
 
 NONE = -1  # No checkpoint.
 

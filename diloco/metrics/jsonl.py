@@ -115,8 +115,8 @@ def _next_part(path: pathlib.Path) -> pathlib.Path:
   return path.with_name(f'{path.name}.{max(last, default=0) + 1:06d}')
 
 
-def iterate(path: pathlib.Path) -> Iterator[dict]:
-  """Yields the records of a file and its parts; none if it is absent.
+def read_jsonl(path: pathlib.Path) -> list[dict]:
+  """Returns the records of a file and its parts; none if it is absent.
 
   A last line without its newline is left out: it is being written, or its
   process was killed while it wrote.
@@ -124,16 +124,13 @@ def iterate(path: pathlib.Path) -> Iterator[dict]:
   Raises:
     CorruptLine: any other line is not a JSON object, or was changed.
   """
+  found = []
   for part in parts(path):
     with part.open('rb') as file:
       for number, line in enumerate(file, start=1):
         if line.endswith(b'\n'):
-          yield _record(line[:-1], f'{part}:{number}')
-
-
-def read_jsonl(path: pathlib.Path) -> list[dict]:
-  """Returns all that `iterate` yields."""
-  return list(iterate(path))
+          found.append(_record(line[:-1], f'{part}:{number}'))
+  return found
 
 
 def from_the_end(path: pathlib.Path) -> Iterator[dict]:
@@ -170,7 +167,7 @@ class Tail:
       skip: takes what is wrong with a line that is left out; None: it raises.
 
     Raises:
-      CorruptLine: as for `iterate`.
+      CorruptLine: as for `read_jsonl`.
     """
     records: list[dict] = []
     while True:

@@ -63,17 +63,6 @@ SILENT = 'silent'
 STOPPED = 'stopped'
 FINISHED = 'finished'
 
-# The few values of a run's config.json that its page needs.
-#
-# Other keys are ignored, so that runs of older versions of this package, with
-# other keys, can be read as well.
-KEYS = {
-  'name': ('name',),
-  'learners': ('protocol', 'learners'),
-  'fragments': ('protocol', 'fragments'),
-  'total_steps': ('protocol', 'total_steps'),
-}
-
 
 class NoReport(Exception):
   """A folder of which no page can be made; says why."""
@@ -89,8 +78,10 @@ class Setup:
   total_steps: int
 
 
-def read_setup(path: pathlib.Path) -> Setup:
-  """Reads an existing config.json.
+def read_setup(path: pathlib.Path) -> tuple[Setup, Mapping]:
+  """Reads an existing config.json; returns it whole as well.
+
+  Other keys may be those of another version of this package.
 
   Raises:
     NoReport: it is not one of a run.
@@ -99,17 +90,18 @@ def read_setup(path: pathlib.Path) -> Setup:
     config = json.loads(path.read_text())
   except ValueError as error:
     raise NoReport(f'{path}: is not JSON: {error}') from None
-  return Setup(**{name: _value(path, config, name) for name in KEYS})
-
-
-def _value(path: pathlib.Path, config, name: str):
-  kind, value = Setup.__annotations__[name], config
-  for key in KEYS[name]:
-    value = value.get(key) if isinstance(value, dict) else None
-  if type(value) is not kind or (kind is int and value < 1):
-    key = '.'.join(KEYS[name])
-    raise NoReport(f'{path}: {key}={value!r}, no configuration of a run')
-  return value
+  found = {}
+  for field in dataclasses.fields(Setup):
+    key, kind = field.name, field.type
+    value = config if isinstance(config, dict) else {}
+    if kind is int:
+      key = f'protocol.{key}'
+      value = value.get('protocol')
+    value = value.get(field.name) if isinstance(value, dict) else None
+    if type(value) is not kind or (kind is int and value < 1):
+      raise NoReport(f'{path}: {key}={value!r}, no configuration of a run')
+    found[field.name] = value
+  return Setup(**found), config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -377,6 +369,7 @@ class FollowedRun:
     whole: keeps every round and every step.
 
   Attributes:
+    clock_s: the present, since the epoch.
     status: what the syncer last counted; of a run of the lab, what its tape
       tells; None: nothing yet.
     readied: (time, learner, where its state came from), for each bootstrap.
@@ -394,8 +387,8 @@ class FollowedRun:
     if not workdir.config.exists():
       what = 'holds no run: no config.json' if folder.is_dir() else 'no folder'
       raise NoReport(f'{folder}: {what}')
-    self.setup = read_setup(workdir.config)
-    self.config: Mapping = json.loads(workdir.config.read_text())
+    self.setup, self.config = read_setup(workdir.config)
+    self.clock_s = time.time
     self.label = label or self.setup.name
     self.learners = {
       learner_name(m): FollowedLearner() for m in range(self.setup.learners)
@@ -637,18 +630,14 @@ class FollowedRun:
     ends += [self.rounds[-1].at_s] if self.rounds else []
     return max(ends) if ends and self.kinds['End'] else self.last_s
 
-  def end_s(self, now_s: float | None = None) -> float:
+  def end_s(self) -> float:
     """Until when it is shown: now, while it goes on; the lab has no clock."""
-    if self.state(now_s) in (STARTING, COMPILING, RUNNING):
-      return self.last_s if self._is_counted else _now(now_s)
+    if self.state() in (STARTING, COMPILING, RUNNING):
+      return self.last_s if self._is_counted else self.clock_s()
     return self.last_s
 
-  def state(self, now_s: float | None = None) -> str:
-    """Returns how the run is.
-
-    Args:
-      now_s: since the epoch; the present unless given.
-    """
+  def state(self) -> str:
+    """Returns how the run is."""
     if self.kinds['End'] or (self.status and self.status.finished):
       return FINISHED
     lasts = [each[-1] for each in self.lives()[0].values() if each]
@@ -659,7 +648,7 @@ class FollowedRun:
       return COMPILING if waits else STARTING
     if self._is_counted or self.status.time_s is None:
       return RUNNING
-    return SILENT if _now(now_s) - self.status.time_s > SILENT_S else RUNNING
+    return SILENT if self.clock_s() - self.status.time_s > SILENT_S else RUNNING
 
   def lives(self) -> tuple[dict[str, tuple[Life, ...]], tuple]:
     """Returns each process's lives, and (process, begin, end) of pauses.
@@ -780,6 +769,7 @@ class RecordedRun:
   joined: frozenset[str]  # Learners' processes that said hello to the syncer.
   # When the launcher first stopped a process; None: it stopped none.
   stopped_s: float | None
+  begin_s: float  # When that learner was ready, since the epoch.
   until_s: float  # Of the last thing that is known of it.
   ended: bool  # The syncer's tape says that the run is over.
   heldout: tuple[tuple[float, float, float], ...]  # Time, step, loss of Θ.
@@ -842,6 +832,7 @@ def read(folder: pathlib.Path) -> RecordedRun:
     pauses=tuple((who, a - begin_s, b - begin_s) for who, a, b in pauses),
     joined=frozenset(run.heard.keys() - {SYNCER}),
     stopped_s=min(stops) - begin_s if stops else None,
+    begin_s=begin_s,
     until_s=run.until_s - begin_s,
     ended=bool(run.kinds['End']),
     heldout=tuple((at_s - begin_s, *x) for at_s, *x in run.heldout()),
@@ -865,7 +856,3 @@ def _until(points: Sequence[tuple[float, float]], at_s: float) -> float:
   t1, y1 = points[place]
   t0, y0 = points[place - 1] if place else (min(at_s, t1), 0.0)
   return y0 + (y1 - y0) * (at_s - t0) / (t1 - t0) if t1 > t0 else y0
-
-
-def _now(now_s: float | None) -> float:
-  return time.time() if now_s is None else now_s

@@ -29,8 +29,8 @@ from diloco.replay.replay import (
   make_plan,
 )
 from diloco.run import environment, logs
-from diloco.run.event_log import EventLogs, read_tapes
 from diloco.run.spec import make_run_spec
+from diloco.run.tape_events import EventLogs, read_tapes
 
 # What a folder that can't be replayed raises.
 UNREADABLE = (NotReplayable, MalformedFile, ValueError, FileNotFoundError)

@@ -21,9 +21,9 @@ from diloco.numerics.outer import FragmentState
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run import contributions, tape_events
-from diloco.run.event_log import EventLogs, LoggedEvent
+from diloco.run import payload_parts, tape_events
 from diloco.run.spec import RunSpec
+from diloco.run.tape_events import EventLogs, LoggedEvent
 from diloco.syncer.outer_state import OuterState, OuterStep
 
 BEHIND = 'behind'  # Kind of a record; see `protocol/syncer/recovery.py`.
@@ -439,7 +439,7 @@ class ReplayState:
     # Only merged snapshots are made, so all are needed.
     copy = own.snapshot(p, self.params, said.handle, own.handles(p))
     pieces, up = self.run_spec.layout.fragments[p], self.run_spec.up
-    return contributions.encode(own.reference(p), copy, pieces, up)
+    return payload_parts.encode(own.reference(p), copy, pieces, up)
 
   def apply(self, said: tape_events.Apply, theta: Arrays, training: bool):
     """Takes Θ_p into θ_p."""

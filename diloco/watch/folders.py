@@ -52,31 +52,25 @@ class FollowedFolders:
     """The status of a single run, as its page has it; None: not known."""
     return self._runs[0].status if len(self._runs) == 1 else None
 
-  def page(self, now_s: float | None = None) -> ReportPage:
-    """Returns the page: runs share their charts, each sweep follows them.
-
-    Args:
-      now_s: since the epoch; the present unless given.
-    """
+  def page(self) -> ReportPage:
+    """Returns the page: runs share their charts, each sweep follows them."""
     runs, head = self._runs, {}
     for run in runs:
       run.update()
     sweeps = [sweep_page.read(*each) for each in self._sweeps]
-    parts: list[Part] = [*run_page.sections(runs, now_s)] if runs else []
-    paragraphs = run_page.sentences(runs)
+    parts: list[Part] = [*run_page.sections(runs)] if runs else []
+    paragraphs = [*run_page.sentences(runs)]
     for i, sweep in enumerate(sweeps):
       parts += sweep_page.sections(sweep, f'-{i}' if len(sweeps) > 1 else '')
       paragraphs += sweep_page.sentences(sweep)
     if len(self._folders) == 1:
-      head = (
-        run_page.head(runs[0], now_s) if runs else sweep_page.head(sweeps[0])
-      )
+      head = run_page.head(runs[0]) if runs else sweep_page.head(sweeps[0])
     return ReportPage(
       **{'name': self._labels[0], 'title': ', '.join(self._labels), **head},
       command=self._command,
       paragraphs=tuple(paragraphs),
       parts=tuple(parts),
-      problem=run_page.problems(runs, now_s),
+      problem=run_page.problems(runs),
     )
 
 

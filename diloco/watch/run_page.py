@@ -8,14 +8,10 @@ first learner was ready.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from diloco.metrics import figures, recorded_run
-from diloco.metrics.recorded_run import (
-  SYNCER,
-  FollowedRun,
-  Life,
-)
+from diloco.metrics.recorded_run import SYNCER, FollowedRun, Life
 from diloco.metrics.status import LIVE, bits
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.pages import parts
@@ -71,7 +67,7 @@ SAID = (
 )
 
 
-def head(run: FollowedRun, now_s: float | None = None) -> dict:
+def head(run: FollowedRun) -> dict:
   """Returns the fields of a page about one run alone."""
   step = run.status.step if run.status else 0
   total_steps = run.setup.total_steps
@@ -79,15 +75,13 @@ def head(run: FollowedRun, now_s: float | None = None) -> dict:
     'name': run.setup.name,
     'title': run.setup.name,
     'where': str(run.workdir.root.resolve()),
-    'badge': badge(run, now_s),
+    'badge': badge(run),
     'progress': (min(step, total_steps), total_steps),
     'tiles': tuple(tiles(run)),
   }
 
 
-def sections(
-  runs: Sequence[FollowedRun], now_s: float | None = None
-) -> Iterator[Part]:
+def sections(runs: Sequence[FollowedRun]) -> Iterator[Part]:
   """Yields the parts of the page: what is asked first comes first."""
   several = len(runs) > 1
   names = [f'-{i}' if several else '' for i in range(len(runs))]
@@ -102,7 +96,7 @@ def sections(
       shown = tuple(told[-DEATHS_MAX:])
       yield Prose(f'deaths{suffix}', f'{head}What deaths cost', shown, notes)
     yield from _faults(run, suffix, head)
-    yield timeline(run, f'timeline{suffix}', f'{head}Timeline', now_s)
+    yield timeline(run, f'timeline{suffix}', f'{head}Timeline')
   if not several:
     yield from charts(runs)
   yield process_table(runs)
@@ -112,17 +106,16 @@ def sections(
     yield _happenings(run, f'happenings{suffix}', f'{head}What happened last')
     if run.workdir.sample.exists():
       text = run.workdir.sample.read_text(errors='replace')
-      yield Prose(
-        'sample', f'{head}What the final model writes', (text.strip(),)
-      )
+      title = f'{head}What the final model writes'
+      yield Prose(f'sample{suffix}', title, (text.strip(),))
 
 
 # The head ---------------------------------------------------------------------
 
 
-def badge(run: FollowedRun, now_s: float | None = None) -> Badge:
+def badge(run: FollowedRun) -> Badge:
   """Green only while every learner lives, or when the run is over."""
-  how = run.state(now_s)
+  how = run.state()
   if how == recorded_run.RUNNING:
     states = run.states()
     live = sum(states[name] in RUNNING_STATES for name in run.learners)
@@ -144,14 +137,37 @@ def tiles(run: FollowedRun) -> Iterator[Tile]:
       yield Tile(figure.label, figure.text(value), figure.note(run.status))
 
 
-def sentences(runs: Sequence[FollowedRun]) -> list[str]:
-  """Returns one sentence for each run: the model, the protocol, the machine."""
-  return [_what(run, len(runs) > 1) for run in runs]
+def sentences(runs: Sequence[FollowedRun]) -> Iterator[str]:
+  """Yields one sentence for each run: the model, the protocol, the machine."""
+  for run in runs:
+    said = [_model(run)]
+    for text, key in SAID:
+      section, name = key.split('.')
+      value = run.config.get(section, {}).get(name)
+      if value is not None:
+        said.append(text.format(value))
+    if machine := run.machine():
+      cores = machine.get('cores')
+      said.append(
+        f'on {machine.get("kind", machine.get("platform"))}'
+        + (f' with {cores} cores' if cores else '')
+        + f', jax {machine.get("jax")}'
+      )
+    head = f'{run.label}: ' if len(runs) > 1 else ''
+    yield f'{head}{", ".join(said)}.'
 
 
-def problems(runs: Sequence[FollowedRun], now_s: float | None = None) -> str:
+def problems(runs: Sequence[FollowedRun]) -> str:
   """Returns what is wrong with the runs' files, or '' if nothing is."""
-  return ' '.join(filter(None, (_problem(run, now_s) for run in runs)))
+  said = []
+  for run in runs:
+    own = [run.problem] if run.problem else []
+    if run.state() == recorded_run.SILENT:
+      at_s = run.status.time_s - run.begin_s
+      own.append(f'The syncer has written nothing since {at_s:.0f} s.')
+    if own:
+      said.append(f'{run.label}: {" ".join(own)}')
+  return ' '.join(said)
 
 
 def _verdict(run: FollowedRun) -> str:
@@ -178,40 +194,10 @@ def _verdict(run: FollowedRun) -> str:
   return '; '.join(said)
 
 
-def _what(run: FollowedRun, several: bool) -> str:
-  said = [_model(run)]
-  for text, key in SAID:
-    value = run.config
-    for part in key.split('.'):
-      value = value.get(part) if isinstance(value, Mapping) else None
-    if value is not None:
-      said.append(text.format(value))
-  machine = run.machine()
-  if machine:
-    cores = machine.get('cores')
-    said.append(
-      f'on {machine.get("kind", machine.get("platform"))}'
-      + (f' with {cores} cores' if cores else '')
-      + f', jax {machine.get("jax")}'
-    )
-  head = f'{run.label}: ' if several else ''
-  return f'{head}{", ".join(said)}.'
-
-
 def _model(run: FollowedRun) -> str:
   kind = run.config.get('model', {}).get('kind', 'model')
   parameters = run.status and run.status.parameters
   return f'{kind} of {parameters:,} parameters' if parameters else str(kind)
-
-
-def _problem(run: FollowedRun, now_s: float | None) -> str:
-  said = [run.problem] if run.problem else []
-  if run.state(now_s) == recorded_run.SILENT:
-    at_s = run.status.time_s - run.begin_s
-    said.append(f'The syncer has written nothing since {at_s:.0f} s.')
-  if said and run.label:
-    return f'{run.label}: {" ".join(said)}'
-  return ''
 
 
 # What happened ----------------------------------------------------------------
@@ -301,11 +287,9 @@ def _faults(run: FollowedRun, suffix: str, head: str) -> Iterator[Table]:
     )
 
 
-def timeline(
-  run: FollowedRun, name: str, title: str, now_s: float | None = None
-) -> Timeline:
+def timeline(run: FollowedRun, name: str, title: str) -> Timeline:
   """Returns the lanes of the learners, of the syncer and of its rounds."""
-  begin_s, end_s = run.begin_s, run.end_s(now_s)
+  begin_s, end_s = run.begin_s, run.end_s()
   lanes = [*run.learners, SYNCER]
   lives, pauses = run.lives()
   spans, marks = [], []
@@ -483,10 +467,14 @@ def _chart(
 ) -> Chart:
   """Over time; of a single run with its deaths."""
   alone = runs[0] if len(runs) == 1 else None
+  groups = {name: i for i, name in enumerate([*runs[0].learners, SYNCER])}
   moments = [
-    (death.ended_s - alone.begin_s, group, f'{death.process} dies')
+    (
+      death.ended_s - alone.begin_s,
+      groups.get(death.process, len(groups)),
+      f'{death.process} dies',
+    )
     for death in (alone.deaths() if alone else ())
-    for group in [_group(alone, death.process)]
   ]
   return Chart(
     name,
@@ -499,11 +487,6 @@ def _chart(
     moments=tuple(moments),
     notes=notes,
   )
-
-
-def _group(run: FollowedRun, process: str) -> int:
-  names = [*run.learners, SYNCER]
-  return names.index(process) if process in names else len(names)
 
 
 # Tables -----------------------------------------------------------------------
@@ -542,7 +525,9 @@ def process_table(runs: Sequence[FollowedRun]) -> Table:
       started = len(lives.get(name, ())) or None
       keys.append((run.label, name, how, started))
       known.append(of_learner.get(name))
-  columns, values = _figures(figures.LEARNER, known)
+  shown = [*figures.shown(figures.LEARNER, figures.PAGE)]
+  values = [[x and figure.value(x) for x in known] for figure in shown]
+  kept = [i for i, of in enumerate(values) if set(of) != {None}]
   return Table(
     'processes',
     'Processes',
@@ -551,27 +536,12 @@ def process_table(runs: Sequence[FollowedRun]) -> Table:
       Column('process'),
       Column('state'),
       Column('starts'),
-      *columns,
+      *(Column(shown[i].label, format=shown[i].format) for i in kept),
     ),
-    tuple((*key, *row) for key, row in zip(keys, values)),
+    tuple(
+      (*key, *(values[i][row] for i in kept)) for row, key in enumerate(keys)
+    ),
   )
-
-
-def _figures(
-  table: Sequence, statuses: Sequence
-) -> tuple[list[Column], list[list[float | None]]]:
-  """Returns a column for each figure that is known of any, and the rows."""
-  rows = [
-    [
-      None if status is None else figure.value(status)
-      for figure in figures.shown(table, figures.PAGE)
-    ]
-    for status in statuses
-  ]
-  shown = [*figures.shown(table, figures.PAGE)]
-  kept = [i for i in range(len(shown)) if any(r[i] is not None for r in rows)]
-  columns = [Column(shown[i].label, format=shown[i].format) for i in kept]
-  return columns, [[row[i] for i in kept] for row in rows]
 
 
 def _happenings(run: FollowedRun, name: str, title: str) -> Table:

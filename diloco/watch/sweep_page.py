@@ -211,19 +211,17 @@ def tiles(recorded: RecordedSweep) -> Iterator[Tile]:
 
 
 def head(recorded: RecordedSweep) -> dict:
-  """Returns the fields of a page about one sweep alone."""
+  """Returns the fields of a page about one sweep alone.
+
+  It is green once all runs that were begun have a result.
+  """
+  lacking = len(recorded.missing)
+  badge = Badge(f'{lacking} runs without a result', 'wait')
   return {
     'where': str(recorded.folder.resolve()),
-    'badge': badge(recorded),
+    'badge': badge if lacking else Badge('finished', 'good'),
     'tiles': tuple(tiles(recorded)),
   }
-
-
-def badge(recorded: RecordedSweep) -> Badge:
-  """Green once all runs that were begun have a result."""
-  if recorded.missing:
-    return Badge(f'{len(recorded.missing)} runs without a result', 'wait')
-  return Badge('finished', 'good')
 
 
 def sections(recorded: RecordedSweep, suffix: str = '') -> Iterator[Part]:
@@ -249,9 +247,10 @@ def sections(recorded: RecordedSweep, suffix: str = '') -> Iterator[Part]:
     'interpolated; the band is the standard deviation.',
   )
   for number, base in enumerate(bases):
-    of_base = [each for each in with_pairs if each.variant.against == base]
+    of_base = [x.variant.label for x in with_pairs if x.variant.against == base]
+    found = recorded.found
     yield from _curves(
-      [(each.variant.label, _gap_of(recorded, each)) for each in of_base],
+      [(label, gap(found[label], found[base])) for label in of_base],
       f'sweep-gap{suffix}-{number}',
       f'On the way, against {base!r}',
       'difference of the loss at equal tokens, %',
@@ -411,11 +410,6 @@ def _trend(
     tuple(100 * (_known(each.half_width) or 0.0) for _, each in points),
     group,
   )
-
-
-def _gap_of(recorded: RecordedSweep, each: Comparison) -> SweepCurve:
-  mine = recorded.found[each.variant.label]
-  return gap(mine, recorded.found[each.variant.against])
 
 
 def _curves(

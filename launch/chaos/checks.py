@@ -132,7 +132,7 @@ def simulate(
 ) -> float:
   """Returns the goodput of the plan under the simulated clock."""
   run = recorded_run.read(workdir.root)
-  ready_s = run.last_s - run.until_s  # What its times are counted from.
+  ready_s = run.begin_s  # What its times are counted from.
   calm_s, began_s, ended_s = (
     at_s - ready_s for at_s in (course.calm_s, course.began_s, course.ended_s)
   )

@@ -17,6 +17,7 @@ from launch.chaos.checks import Record
 from launch.chaos.conductor import COURSE, Course
 from launch.chaos.stage import WrittenStep
 from launch.supervisor import ProcessEvent
+from tests.prediction import recorded
 
 pytestmark = pytest.mark.beside
 
@@ -354,3 +355,18 @@ def test_a_pid_that_comes_again_is_another_process():
   ]
   findings = checks.exits(events, is_over=False)
   assert findings == ['learner-0 (7) died of SIGKILL']
+
+
+def test_times_of_a_plan_are_counted_from_the_first_ready_learner(
+  tmp_path, monkeypatch
+):
+  workdir = recorded.write(tmp_path / 'run', 80.0, {})
+  course = Course(*(recorded.BEGAN_S + at_s for at_s in (8.0, 40.0, 70.0)))
+  asked = []
+  monkeypatch.setattr(
+    checks.twin,
+    'simulate',
+    lambda *given: asked.append(given) or types.SimpleNamespace(goodput=0.5),
+  )
+  checks.simulate(workdir, recorded.config(), (), course, 0)
+  assert asked[0][4] == pytest.approx((40.0, 70.0))

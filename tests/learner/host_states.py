@@ -19,7 +19,7 @@ from diloco.learner.device import Device
 from diloco.learner.hosts import host_transfer
 from diloco.learner.replica import FragmentReplica, Mismatch, Replica
 from diloco.protocol import host_messages, messages
-from diloco.run.host_slices import SliceMap
+from diloco.run.payload_parts import SliceMap
 from diloco.run.spec import make_run_spec
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny

@@ -13,7 +13,7 @@ from diloco.learner.replica import whole_replica
 from diloco.learner.syncer_client import SyncerClient
 from diloco.numerics import payload
 from diloco.protocol.learner import events as learner_events
-from diloco.run import contributions
+from diloco.run import payload_parts
 from diloco.run.spec import make_run_spec
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
@@ -44,7 +44,7 @@ def test_there_is_one_piece_at_a_time(run_spec, monkeypatch):
   delta = {name: one[name] - other[name] for name in one}
   whole = encode(delta, pieces, run_spec.up)
   monkeypatch.setattr(payload, 'encode', counted)
-  found = contributions.encode(one, other, pieces, run_spec.up)
+  found = payload_parts.encode(one, other, pieces, run_spec.up)
   np.testing.assert_array_equal(found, whole)
   assert at_once == [piece.size for piece in pieces]
   assert len(pieces) > 1

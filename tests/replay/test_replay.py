@@ -15,7 +15,7 @@ from diloco.replay.replay import (
   Replayed,
   make_plan,
 )
-from diloco.run.event_log import read_tapes
+from diloco.run.tape_events import read_tapes
 from tests.in_process.in_process import Run
 from tests.replay.taped import changed
 from tests.transport.faulty import Faults

@@ -46,7 +46,7 @@ def told(step: int, at_s: float) -> status.RunStatus:
 
 def of_page(folders: FollowedFolders) -> dict:
   """All that the page shows of a run, at one time."""
-  return page.as_data(folders.page(now_s=recorded.BEGAN_S)) | {'where': ''}
+  return page.as_data(folders.page()) | {'where': ''}
 
 
 def grow(source: pathlib.Path, target: pathlib.Path, share: float) -> None:
@@ -112,9 +112,10 @@ def test_a_run_without_a_status_is_counted_from_its_tape(workdir, is_over):
   else:
     lines = workdir.tape.read_text().splitlines(keepends=True)
     workdir.tape.write_text(''.join(x for x in lines if '"End"' not in x))
-  run, now_s = followed(workdir), recorded.BEGAN_S + UNTIL_S + 600.0
-  assert run.state(now_s) == ('finished' if is_over else 'running')
-  assert run.end_s(now_s) == run.last_s  # It has a clock of its own.
+  run = followed(workdir)
+  run.clock_s = lambda: recorded.BEGAN_S + UNTIL_S + 600.0
+  assert run.state() == ('finished' if is_over else 'running')
+  assert run.end_s() == run.last_s  # It has a clock of its own.
   counted = run.status
   assert (counted.step, counted.rounds) == (79, 79)
   assert counted.goodput == (0.75 if is_over else pytest.approx(0.855))
@@ -178,7 +179,9 @@ def test_the_state_is_told_by_files_and_clock(workdir):
   workdir.tape.unlink()
 
   def state(at_s: float) -> str:
-    return followed(workdir).state(recorded.BEGAN_S + at_s)
+    run = followed(workdir)
+    run.clock_s = lambda: recorded.BEGAN_S + at_s
+    return run.state()
 
   assert state(0.0) == recorded_run.STARTING
   workdir.tape.write_text(next(x for x in tape if '"Started"' in x))

@@ -28,7 +28,7 @@ from diloco.learner.replica import (
 )
 from diloco.numerics import payload
 from diloco.protocol import host_messages, messages
-from diloco.run import contributions, payload_parts
+from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace
 from diloco.run.spec import RunSpec
 from diloco.transport.data_plane import Closed, DataPlane, Publisher
@@ -118,7 +118,7 @@ class HostTransfer:
       held = self._slices.offered_of(fragment, reference)
     codec = self._run_spec.up
     return tuple(
-      contributions.encode(
+      payload_parts.encode(
         {box.name: held[box.name] for box in boxes}, own, boxes, codec
       )
       for boxes in self._by_shard(fragment)
