@@ -181,23 +181,21 @@ class JobOptions:
     'Container image with this repository as working directory.',
     CONTAINERS,
   )
-  results_bucket: str = option(
-    '',
-    'Bucket of Cloud Storage to which all roles copy metrics and results.',
-    CONTAINERS,
-  )
   secret: str = option(
     '',
     f'Secret whose files are mounted at {SECRET_FOLDER}; {{role}} in it '
     "becomes 'syncer', 'learner-0', …",
     CONTAINERS,
   )
-  workdir: str  # On the machines that run it.
-  hosts: int = 0  # Of each learner; 0: as many as the accelerator has.
+  workdir: str = option('', 'Folder of the run, on the machines that run it.')
+  hosts: int = option(0, "Hosts of each learner; 0: the accelerator's.")
+  metrics_port: int = option(
+    0,
+    'First of the ports at which roles serve /metrics and /status to all that '
+    'reach them; 0: nowhere.',
+  )
   python: str = 'python'  # There.
   secret_files: tuple[str, ...] = ()  # Names of the files of `secret`.
-  # First of the ports at which processes serve /metrics; 0: nowhere.
-  metrics_port: int = 0
   knows_peers: bool = False  # TLS or a token.
   has_token: bool = False
   insecure: bool = False
@@ -380,7 +378,7 @@ def _problems(
   if not 0 < asked.port < 65536:
     yield f'--port={asked.port}: must be in 1 … 65535'
   sizes = 'syncer_cpus', 'syncer_memory_gib', 'storage_gib'
-  for field in ('restarts_max', *sizes):
+  for field in ('restarts_max', 'hosts', *sizes):
     if getattr(asked, field) < 0:
       yield f'--{field}={getattr(asked, field)}: must not be negative'
   at_first, ids = asked.learners_at_first, config.data.shards
@@ -393,10 +391,10 @@ def _problems(
     yield f'--notice_s={asked.notice_s}: must be a second at least'
   # Each role has one: syncer, evaluator, other shards, learners.
   largest = 65535 - config.syncer.shards - ids
-  if asked.metrics_port > largest:
+  if not 0 <= asked.metrics_port <= largest:
     yield (
       f'--metrics_port={asked.metrics_port}: each role has a port of its own '
-      f'from there on; must be at most {largest}'
+      f'from there on; must be in 0 … {largest}'
     )
   if (asked.capacity == RESERVATION) != bool(asked.reservation):
     yield (

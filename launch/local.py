@@ -26,7 +26,6 @@ import functools
 import json
 import os
 import pathlib
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -206,8 +205,8 @@ def define_flags() -> None:
   absl_flags.DEFINE_string(
     'hosts',
     '1',
-    'Hosts of each learner: one number for all, or, on this machine, one '
-    'for each, such as 2,1.',
+    'Processes of each learner: one number for all, or one for each, such as '
+    '2,1.',
   )
   absl_flags.DEFINE_bool(
     'cpu_devices',
@@ -238,8 +237,8 @@ def define_flags() -> None:
   absl_flags.DEFINE_integer(
     'metrics_port',
     0,
-    'First of the ports at which processes serve /metrics and /status, on '
-    'loopback here; on other machines for all that reach them. 0: nowhere.',
+    'First of the loopback ports at which processes serve /metrics and '
+    '/status; 0: nowhere.',
     0,
     65535,
   )
@@ -299,27 +298,6 @@ def accelerators(config: RunConfig) -> LocalDevices | None:
     return None
   root = pathlib.Path(given.device_root)
   return chips.to_be_dealt(config, asked, os.environ, root)
-
-
-def show_processes(config: RunConfig, say: Callable[[str], None]) -> None:
-  """Shows the processes of a run; nothing is started.
-
-  Raises:
-    ConfigError: they can not be.
-  """
-  workdir = Workdir(pathlib.Path(absl_flags.FLAGS.workdir))
-  address = f'{config.transport.host}:{config.transport.port}'
-  parts = read_program(config, workdir, address)
-  for name, value in parts.environment:
-    say(f'export {name}={shlex.quote(value)}')
-  for role in (*parts.roles, parts.evaluate):
-    for host in range(role.hosts):
-      added = role.variables(host).items()
-      own = [f'{name}={shlex.quote(value)}' for name, value in added]
-      say(f'# {role.process(host)}')
-      # The hosts of a learner meet at another port at each start.
-      command = shlex.join(role.command(host, '127.0.0.1:PORT'))
-      say(' '.join([*own, command]))
 
 
 def checked(argv: Sequence[str]) -> RunConfig:

@@ -17,17 +17,14 @@ import re
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from diloco.config.hardware import V5E, V5P, V6E
 from diloco.config.sections import ConfigError
 from launch.backends.base import (
-  COPIED_EVERY_S,
-  KEPT_BEHIND,
   Addresses,
   Backend,
   CommandFailed,
-  copies_results,
   script,
   shell_command,
 )
@@ -43,8 +40,11 @@ from launch.job import (
   only,
   option,
 )
-from launch.program import LEARNER, SYNCER, Task
+from launch.program import LEARNER, SHARD, SYNCER, Task
 
+# What a process resumes from or locks; all else of a workdir is copied.
+KEPT_BEHIND = ('checkpoints', 'compiled', 'lock', 'requests', 'syncer')
+COPIED_EVERY_S = 60
 LOOK_EVERY_S = 60.0
 BACKOFF_MIN_S = 60.0
 BACKOFF_MAX_S = 1800.0
@@ -98,8 +98,14 @@ class QueuedResources(Backend):
   service_account: str = option('', 'Account of all machines.')
   subnetwork: str = option('', 'Subnetwork of all machines.')
   internal_ips: bool = option(False, 'gives machines no external addresses.')
+  results_bucket: str = option(
+    '', 'Bucket of Cloud Storage to which all copy metrics and results.'
+  )
   sleep: Callable[[float], None] = time.sleep
   now_s: Callable[[], float] = time.monotonic
+
+  def notes(self) -> Iterator[str]:
+    return iter(()) if self.results_bucket else super().notes()
 
   def start(self, whole: JobSpec) -> int:
     for role in (whole.syncer, *whole.shards):
@@ -141,7 +147,9 @@ class QueuedResources(Backend):
     Raises:
       CommandFailed: it was refused.
     """
-    text = startup_script(whole, role, self.project, syncer, attempt)
+    text = startup_script(
+      whole, role, self.project, syncer, attempt, self.results_bucket
+    )
     if self.dry_run:
       name = f'{whole.role_name(role)}.sh'
       self.say(f"cat >{name} <<'END_OF_SCRIPT'\n{text}END_OF_SCRIPT")
@@ -419,13 +427,19 @@ class _Watch:
 
 
 def startup_script(
-  whole: JobSpec, role: Task, project: str, syncer: str, attempt: int
+  whole: JobSpec,
+  role: Task,
+  project: str,
+  syncer: str,
+  attempt: int,
+  bucket: str = '',
 ) -> str:
   """Returns the script of one machine; all hosts of a slice run the same.
 
   Args:
     syncer: 'host:port' of the syncer.
     attempt: from 1; how often this slice was requested.
+    bucket: to which it copies what it leaves; a shard leaves nothing.
   """
   name, hosts = whole.role_name(role), role.resources.accelerator.hosts
   registry = whole.image.partition('/')[0]
@@ -439,7 +453,7 @@ def startup_script(
     'config_name': whole.config_name,
     'config_text': whole.config_text,
     'registry': registry if registry.endswith(REGISTRIES) else '',
-    'bucket': whole.results_bucket if copies_results(whole, role) else '',
+    'bucket': '' if role.kind == SHARD else bucket,
     'copied_every_s': COPIED_EVERY_S,
     'coordinator_port': COORDINATOR_PORT,
     'exit_attribute': EXIT_ATTRIBUTE,
@@ -452,9 +466,7 @@ def startup_script(
       for each in (whole.secret_files if whole.secret else ())
     ],
     'left_out': [
-      word
-      for each in sorted(KEPT_BEHIND)
-      for word in ('!', '-path', f'./{each}*')
+      word for each in KEPT_BEHIND for word in ('!', '-path', f'./{each}*')
     ],
   }
   own = ['--rm', '--name=diloco', f'--stop-timeout={whole.grace_s}']

@@ -189,12 +189,14 @@ class TpuVm(Machine):
       sleep='#!/bin/sh\necho "$1" >>"$FAKES/slept"\n',
     )
 
-  def start(self, whole, role, *codes: int) -> list[list[str]]:
+  def start(self, whole, role, *codes: int, bucket='') -> list[list[str]]:
     """Runs the script of a role; returns the calls of `docker run`.
 
     The containers end with these codes, one after the other.
     """
-    script = queued_resources.startup_script(whole, role, 'p', self.syncer, 1)
+    script = queued_resources.startup_script(
+      whole, role, 'p', self.syncer, 1, bucket
+    )
     (self.folder / 'codes').write_text(' '.join(map(str, codes)))
     (self.folder / 'docker.jsonl').write_text('')
     subprocess.run(

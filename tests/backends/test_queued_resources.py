@@ -303,9 +303,9 @@ def machine(tmp_path):
   return TpuVm(tmp_path)
 
 
-def started(machine, *codes, **changes):
+def started(machine, *codes, bucket='', **changes):
   whole = a_launch(**{**SPOT, **changes})
-  return machine.start(whole, whole.learners[1], *codes)
+  return machine.start(whole, whole.learners[1], *codes, bucket=bucket)
 
 
 def test_the_script_of_a_host(request):
@@ -380,7 +380,7 @@ def test_what_a_learner_leaves_comes_to_the_bucket(machine):
       '    (workdir / name).touch()\n',
     )
   )
-  started(machine, 0, results_bucket='ours')
+  started(machine, 0, bucket='ours')
   assert (workdir / 'metrics' / 'learner-1.jsonl').read_text() == 'kept\n'
   asked = (folder / 'asked').read_text()
   assert (
