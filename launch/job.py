@@ -312,30 +312,6 @@ def launch(
   )
 
 
-def size_notes(config: RunConfig, place: Resources) -> Iterator[str]:
-  """Yields a line for what is below the planner's figure, or has none.
-
-  Args:
-    place: the machine of the syncer.
-  """
-  found = _syncer_machine(config)
-  if found is None:
-    yield (
-      f'config.model.kind={config.model.kind}: how large it is, is not known '
-      f'here; the syncer gets {place.memory_gib} GiB of memory and '
-      f'{place.disk_gib} GiB of disk, see --syncer_memory_gib, --storage_gib '
-      'and python -m diloco.plan --config=…'
-    )
-    return
-  for flag, got, needed in (
-    ('syncer_memory_gib', place.memory_gib, found.memory_gib),
-    ('storage_gib', place.disk_gib, found.disk_gib),
-  ):
-    if got < needed:
-      said = f'the syncer takes {needed} GiB, as diloco.plan says'
-      yield f'--{flag}={got}: {said}'
-
-
 def _syncer_machine(config: RunConfig) -> SyncerMachine | None:
   """Returns the machine of the syncer, or of one of its shards, as planned.
 

@@ -7,7 +7,7 @@ is over goes on with a larger --config.protocol.total_steps.
   python -m launch.local --config=experiments/NAME.py --workdir=DIR \\
     [--config.a.b=c ...] [--overwrite] [--tls_ca=… --token_file=… …] \\
     [--hosts=2,1] [--cpu_devices | --chips_per_learner=N] [--log_json] \\
-    [--page [--page_port=8080]] [--metrics_port=9100]
+    [--metrics_port=9100]
   python -m launch.local --config=experiments/NAME.py --workdir=DIR \\
     --sweep[=KEY=V1,V2,…] [--seeds=3] [--only=TEXT]
 
@@ -19,8 +19,6 @@ Exit code 0: the run finished and was evaluated; 78: it can't run as
 configured; 1: it failed; 130, 143: Ctrl-C, SIGTERM.
 """
 
-import contextlib
-import dataclasses
 import fcntl
 import functools
 import json
@@ -224,16 +222,6 @@ def define_flags() -> None:
   absl_flags.DEFINE_string(
     'device_root', '/', 'Folder whose dev and sys tell of accelerators.'
   )
-  absl_flags.DEFINE_bool(
-    'page', False, 'Serves a page of the run on loopback, as diloco.watch does.'
-  )
-  absl_flags.DEFINE_integer(
-    'page_port',
-    0,
-    'Port of the page; 0: any free one.',
-    0,
-    65535,
-  )
   absl_flags.DEFINE_integer(
     'metrics_port',
     0,
@@ -344,12 +332,7 @@ def main(argv, on_begin: Callable[[], None] = lambda: None) -> int:
   planned, trains = begin(
     config, parts, workdir, address, goes_on, planned, console
   )
-  beside = contextlib.nullcontext()
-  if given.page or given.page_port:
-    with contextlib.suppress(OSError):  # It will be said below.
-      files.write_json(workdir.config, dataclasses.asdict(config))
-    beside = session.page(workdir, given.page_port, console)
-  with lock, beside:
+  with lock:
     return session.run(config, parts, workdir, planned, console, trains)
 
 

@@ -176,10 +176,7 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
   if problems := [*backend.problems()]:
     raise ConfigError(problems)
   check_evaluator(whole, backend.shares_workdir)
-  notes = [
-    *job.size_notes(config, whole.syncer.resources),
-    *backend.notes(),
-  ]
+  notes = [*backend.notes()]
   if config.faults:
     notes.append('config.faults is for `diloco local`; nothing is killed here')
   for line in notes:

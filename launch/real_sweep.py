@@ -25,14 +25,6 @@ from launch.preflight import free_address
 
 LOG = 'logs/launcher.log'  # In the folder of a run.
 LOG_WIDTH = 120  # Of the tables in a log.
-# Flags that a sweep does not take, and what is done instead.
-ONE_RUN = {
-  'overwrite': (
-    'is for a single run; remove the folder of a run to make it again'
-  ),
-  'page': 'is for a single run; python -m diloco.watch FOLDER serves its page',
-  'page_port': 'is for a single run, as --page is',
-}
 
 
 def main(argv) -> int:
@@ -42,9 +34,13 @@ def main(argv) -> int:
     ConfigError: it can't be made; names all that is wrong.
   """
   local.check_arguments(argv)
-  given = absl_flags.FLAGS
-  if vain := [name for name in ONE_RUN if given[name].present]:
-    raise ConfigError([f'--{name}: {ONE_RUN[name]}' for name in vain])
+  if absl_flags.FLAGS['overwrite'].present:
+    raise ConfigError(
+      [
+        '--overwrite: is for a single run; remove the folder of a run to make '
+        'it again'
+      ]
+    )
   asked = making.plan(of_processes=True)
   problems: dict[str, None] = {}  # Each once, whatever the seeds.
   for run in asked.runs:

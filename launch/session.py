@@ -6,10 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +14,6 @@ import rich.console
 
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
-from diloco.config.sections import ConfigError
 from diloco.metrics import files, token_tapes
 from diloco.metrics.jsonl import CorruptLine, JsonLines
 from diloco.metrics.status import (
@@ -30,7 +26,6 @@ from diloco.metrics.workdir import Workdir
 from diloco.watch import run_page
 from diloco.watch.followed_run import FollowedRun
 from launch import epochs, progress
-from launch.parent_death import dying_with_parent
 from launch.program import Program, Role, local_environment
 from launch.progress import Display
 from launch.supervisor import ProcessEvent, Supervisor
@@ -274,35 +269,3 @@ def _draw_loss(workdir: Workdir) -> str:
   run.update()
   figures.save(run_page.loss_chart([run], run.label), workdir.loss_plot)
   return str(workdir.loss_plot)
-
-
-@contextlib.contextmanager
-def page(
-  workdir: Workdir, port: int, console: rich.console.Console
-) -> Iterator[None]:
-  """Serves the page of a run in a process of its own; says where.
-
-  Raises:
-    ConfigError: it can't be served there.
-  """
-  command = [sys.executable, '-m', 'diloco.watch', str(workdir.root)]
-  serving = subprocess.Popen(
-    dying_with_parent([*command, f'--port={port}']),
-    stdin=subprocess.DEVNULL,
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-    start_new_session=True,  # Ctrl-C is for the launcher.
-  )
-  with serving:
-    try:
-      said = ''
-      for said in serving.stdout:  # A library's warning may come before it.
-        if found := re.search(r'http://\S+', said):
-          break
-      else:
-        raise ConfigError([f'--page: {said.removeprefix("error: ").strip()}'])
-      progress.say(console, f'page: {found[0]}')
-      yield
-    finally:
-      serving.terminate()

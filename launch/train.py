@@ -3,7 +3,7 @@
 
   python -m diloco train [FILE_OR_FOLDER] [--steps=800] [--learners=2] \\
     [--lr=0.004] [--batch=8] [--seed=0] [--workdir=DIR] [--config.a.b=c] \\
-    [--resume] [--page] [--sweep=KEY=V1,V2 [--seeds=3]]
+    [--resume] [--sweep=KEY=V1,V2 [--seeds=3]]
 
 It is `launch.local` with experiments/train.py: two learners, no fault. At the
 end it draws from the model and says what can be done next. Without a text it

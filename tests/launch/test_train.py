@@ -72,7 +72,7 @@ def test_each_command_lists_every_flag(tmp_path):
     defined = re.findall(r"DEFINE_\w+\(\s*'(\w+)'", source)
     shown = re.findall(r'^  --(?:\[no\])?(\w+)', said[name], re.M)
     assert {*defined} <= {*shown}, name
-  given = ('page', 'workdir', 'config', 'metrics_port', 'hosts', 'token_file')
+  given = ('workdir', 'config', 'metrics_port', 'hosts', 'token_file')
   for name, more in (
     ('train', ('steps', 'lr', 'resume', 'sweep', 'seeds')),
     ('local', ('sweep', 'seeds')),
