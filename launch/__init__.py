@@ -14,9 +14,8 @@ elsewhere too.
   chips        which of this machine's accelerators its learners get
   real_sweep   the runs of a sweep, one after the other
   chaos        the command that runs processes under a plan of faults
-  supervisor   keeps its roles alive
+  supervisor   keeps its roles alive; exit codes, and what is done about them
   parent_death ends children whose launcher died
-  exit_policy  exit codes, and what is done about an exit
   progress     shows a run as it goes
 """
 

@@ -319,7 +319,6 @@ def main(argv, on_begin: Callable[[], None] = lambda: None) -> int:
     on_begin: called once the folder is this run's.
   """
   config, given = checked(argv), absl_flags.FLAGS
-  planned = lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(config.transport.host, config.transport.port)
   root = pathlib.Path(given.workdir)
   parts = read_program(config, Workdir(root), address)
@@ -329,26 +328,27 @@ def main(argv, on_begin: Callable[[], None] = lambda: None) -> int:
   with flags.refusing(OSError, flag=f'--workdir={root}'):
     on_begin()
   console = rich.console.Console()
-  planned, trains = begin(
-    config, parts, workdir, address, goes_on, planned, console
-  )
   with lock:
-    return session.run(config, parts, workdir, planned, console, trains)
+    return make(config, parts, workdir, address, goes_on, console)
 
 
-def begin(
+def make(
   config: RunConfig,
   parts: Program,
   workdir: Workdir,
   address: str,
   goes_on: bool,
-  planned: Sequence[Kill],
   console: rich.console.Console,
-) -> tuple[Sequence[Kill], bool]:
-  """Says how a run begins; returns its faults, and whether there is training.
+  tell: Callable[[str], None] | None = None,
+) -> int:
+  """Says how a run begins, and makes it; returns the launcher's exit code.
 
   A run that goes on has some faults behind it, and perhaps all of its steps.
+
+  Args:
+    tell: takes a line on the progress now and then.
   """
+  planned = lab_section.plan(config.faults, config.protocol.learners)
   say, trains = functools.partial(progress.say, console), True
   if found := accelerators(config):
     say(chips.chips_of(parts, found))
@@ -360,15 +360,15 @@ def begin(
       workdir.summary.unlink(missing_ok=True)
     workdir.evaluation.unlink(missing_ok=True)
     workdir.result.unlink(missing_ok=True)
-  if not trains:
+  if trains:
+    if read := epochs.line(config):
+      say(read)
+    say(f'the syncer listens at {address}')
+    if parts.roles[0].metrics_port:
+      say(launch_program.metrics_line(parts))
+  else:
     say('all steps are made, the evaluation is not')
-    return planned, trains
-  if read := epochs.line(config):
-    say(read)
-  say(f'the syncer listens at {address}')
-  if parts.roles[0].metrics_port:
-    say(launch_program.metrics_line(parts))
-  return planned, trains
+  return session.run(config, parts, workdir, planned, console, trains, tell)
 
 
 if __name__ == '__main__':

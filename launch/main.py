@@ -5,7 +5,6 @@
     --to={queued_resources,gke,slurm} [--dry_run] …
   python -m launch.main add-learner --learner=3 …the same flags…
   python -m launch.main remove-learner --learner=3 …the same flags…
-  python -m launch.main watch --to=queued_resources …the same flags…
 
 launch/README.md has the steps; `launch.local` starts a run here. Exit code 0:
 it was done; 1: a command failed, which is named; 78: it can't be done as
@@ -31,8 +30,7 @@ from launch.job import CONTAINERS, CPU, GPU, SECRET_FOLDER, JobOptions, JobSpec
 START = 'start'
 ADD = 'add-learner'
 REMOVE = 'remove-learner'
-WATCH = 'watch'
-COMMANDS = (START, ADD, REMOVE, WATCH)
+COMMANDS = (START, ADD, REMOVE)
 IN_CONTAINERS = tuple(n for n, b in BACKENDS.items() if CONTAINERS in b.TRAITS)
 _DEFINE = {
   str: absl_flags.DEFINE_string,
@@ -181,15 +179,10 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
     notes.append('config.faults is for `diloco local`; nothing is killed here')
   for line in notes:
     print(f'note: {line}', file=sys.stderr)
-  match command:
-    case 'start':
-      return backend.start(whole)
-    case 'add-learner':
-      return backend.add(whole, given.learner)
-    case 'remove-learner':
-      return backend.remove(whole, given.learner)
-    case _:
-      return backend.watch(whole)
+  if command == START:
+    return backend.start(whole)
+  act = backend.add if command == ADD else backend.remove
+  return act(whole, given.learner)
 
 
 def main(argv) -> int:
@@ -207,9 +200,6 @@ def main(argv) -> int:
       raise ConfigError(
         [f'--to: is missing, one of {known}; `diloco local` starts a run here']
       )
-    staying = [name for name, kind in BACKENDS.items() if kind.STAYS]
-    if command == WATCH and given.to not in staying:
-      raise ConfigError([f'watch: is for --to={" or --to=".join(staying)}'])
     return perform(command, config, say)
   except CommandFailed as error:
     print(f'error: {error}', file=sys.stderr)

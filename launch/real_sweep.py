@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 import rich.console
 from absl import flags as absl_flags
 
-from diloco.config import lab_section
 from diloco.config.sections import ConfigError
 from diloco.metrics.run_progress import ProgressLine
 from diloco.sweeps import making, recorded_result, sweep
@@ -125,7 +124,6 @@ def _check(run: SweepRun) -> None:
   """
   config, transport = run.config, run.config.transport
   preflight.check(config)
-  lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(transport.host, transport.port)
   local.read_program(config, run.workdir, address, run.arguments)
   # One that is over was compared with its configuration before.
@@ -149,7 +147,6 @@ def make_run(run: SweepRun, tell: Callable[[str], None]) -> int:
   config = run.config
   if making.is_over(run.workdir):
     return 0
-  planned = lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(config.transport.host, config.transport.port)
   parts = dataclasses.replace(
     local.read_program(config, run.workdir, address, run.arguments),
@@ -160,7 +157,4 @@ def make_run(run: SweepRun, tell: Callable[[str], None]) -> int:
   log.parent.mkdir(exist_ok=True)
   with lock, log.open('a') as file:
     console = rich.console.Console(file=file, width=LOG_WIDTH)
-    planned, trains = local.begin(
-      config, parts, workdir, address, goes_on, planned, console
-    )
-    return session.run(config, parts, workdir, planned, console, trains, tell)
+    return local.make(config, parts, workdir, address, goes_on, console, tell)

@@ -58,14 +58,11 @@ class Backend:
     TRAITS: says which of `JobOptions` it takes, such as `job.CONTAINERS`.
     TPUS: True if it takes TPUs only, False if it takes none, None for any.
     NEEDS: flags that must be given.
-    STAYS: True if `start` stays, to recreate what was taken away; `watch` does
-      the same with a run that another launcher has started.
   """
 
   TRAITS: ClassVar[frozenset[str]] = frozenset()
   TPUS: ClassVar[bool | None] = None
   NEEDS: ClassVar[tuple[str, ...]] = ()
-  STAYS: ClassVar[bool] = False
 
   dry_run: bool = False  # It only says what it would do.
   say: Callable[[str], Any] = print
@@ -81,10 +78,6 @@ class Backend:
 
   def remove(self, whole: JobSpec, learner: int) -> int:
     """Ends one learner for good."""
-    raise NotImplementedError
-
-  def watch(self, whole: JobSpec) -> int:
-    """Watches a run that another launcher has started, if `STAYS`."""
     raise NotImplementedError
 
   @property

@@ -17,7 +17,6 @@ import yaml
 
 from diloco.config.hardware import V5E, V5P, V6E
 from launch.backends.base import Addresses, Backend, addressed
-from launch.exit_policy import EXITS_FATAL
 from launch.job import (
   CONFIG_FOLDER,
   CONTAINERS,
@@ -31,6 +30,7 @@ from launch.job import (
   option,
 )
 from launch.program import SHARD, SYNCER, Task
+from launch.supervisor import EXITS_FATAL
 
 DATA_FOLDER = '/data'
 READABLE_BY_GROUP = 0o440  # Keys that all users can read are refused.

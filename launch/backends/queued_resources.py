@@ -28,7 +28,6 @@ from launch.backends.base import (
   script,
   shell_command,
 )
-from launch.exit_policy import EXITS_FATAL
 from launch.job import (
   CONFIG_FOLDER,
   CONTAINERS,
@@ -41,6 +40,7 @@ from launch.job import (
   option,
 )
 from launch.program import LEARNER, SHARD, SYNCER, Task
+from launch.supervisor import EXITS_FATAL
 
 # What a process resumes from or locks; all else of a workdir is copied.
 KEPT_BEHIND = ('checkpoints', 'compiled', 'lock', 'requests', 'syncer')
@@ -91,7 +91,6 @@ class QueuedResources(Backend):
   TRAITS = frozenset({CONTAINERS})
   TPUS = True
   NEEDS = ('project', 'zone')
-  STAYS = True
 
   project: str = option('', 'Project of all machines.')
   zone: str = option('', 'Zone of all machines.')
@@ -116,17 +115,12 @@ class QueuedResources(Backend):
     if self.dry_run:
       for learner in learners:
         self.add(whole, learner)
-      return self.watch(whole)
-    watched = _Watch(self, whole, self._syncer(whole))
-    watched.want(learners, self.now_s())
-    return self._stay(whole, watched)
-
-  def watch(self, whole: JobSpec) -> int:
-    if self.dry_run:
       self.say('# Each minute; what is SUSPENDED or FAILED is made again:')
       self.say(shlex.join(self.list_command()))
       return 0
-    return self._stay(whole, _Watch(self, whole, self._syncer(whole)))
+    watched = _Watch(self, whole, self._syncer(whole))
+    watched.want(learners, self.now_s())
+    return self._stay(whole, watched)
 
   def add(self, whole: JobSpec, learner: int) -> int:
     self.create(whole, only(whole, learner), self._syncer(whole))
@@ -319,6 +313,7 @@ class _Watch:
       syncer: 'host:port' of the syncer.
     """
     self._backend = backend
+    self._say = backend.say
     self._whole = whole
     self._syncer = syncer
     self._wanted: dict[int, _Wanted] = {}
@@ -418,9 +413,6 @@ class _Watch:
     if not PASSING.search(error.stderr):
       raise error
     self._say(str(error))
-
-  def _say(self, line: str) -> None:
-    self._backend.say(line)
 
 
 # The script that a machine runs at each of its starts.

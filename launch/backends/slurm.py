@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from diloco.config.sections import ConfigError
 from launch.backends.base import Addresses, Backend, script, shell_command
-from launch.exit_policy import EXIT_STOPPED, EXITS_FATAL
 from launch.job import GPU, LEAVE_S, SIZED, JobSpec, only, option
 from launch.program import LEARNER, SYNCER, Task
+from launch.supervisor import EXIT_STOPPED, EXITS_FATAL
 
 # Slurm looks at time limits once a minute: a signal may come that much early,
 # and a process that has left early loses nothing but that minute.

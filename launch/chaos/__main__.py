@@ -31,7 +31,7 @@ from diloco.prediction.recorded import NotPredictable
 from diloco.transport.sockets import is_loopback
 from launch import preflight, progress
 from launch import program as launch_program
-from launch.chaos import checks, conductor, fault_plan, stage
+from launch.chaos import checks, fault_plan, stage
 from launch.chaos.stage import Overdue
 from launch.local import occupy
 from launch.program import SYNCER
@@ -41,11 +41,11 @@ KINDS = faults.performed_by(stage.RealStage)
 EXAMPLE = 'experiments/tests_tiny.py'
 # What the run is judged by, and what the relay needs: the other data plane's
 # connections can't go through it. The command ends the run.
-KEYS = {
-  'transport.data_plane': 'grpc',
-  'run.log_every_steps': 1,
-  'protocol.total_steps': 10**8,
-}
+KEYS = (
+  '--config.transport.data_plane=grpc',
+  '--config.run.log_every_steps=1',
+  f'--config.protocol.total_steps={10**8}',
+)
 WIDTH_MIN = 120
 OTHERWISE_MINUTES = 1.5  # Starts, calm before the plan, all back after it.
 
@@ -102,7 +102,6 @@ def main(argv) -> int:
     given.cpu_devices,
     os.environ.get(launch_program.XLA_FLAGS, ''),
   )
-  config, arguments = _judged(config)
   cast = fault_plan.Cast(
     learners=config.protocol.learners,
     ids_max=len(stage.hosts_of(config)),
@@ -132,15 +131,15 @@ def main(argv) -> int:
     f'faults, in {workdir.root}; it takes about '
     f'{OTHERWISE_MINUTES + given.minutes:.0f} minutes; Ctrl-C ends it'
   )
-  for line in (*arguments, *plan):
+  for line in (*KEYS, *plan):
     say(f'  {line}')
   workdir.chaos.mkdir(exist_ok=True)
   planned = {'seed': given.seed, 'faults': [*map(dataclasses.asdict, plan)]}
-  files.write_json(workdir.chaos / conductor.PLAN, planned)
+  files.write_json(workdir.chaos / stage.PLAN, planned)
   try:
     with lock, signals() as received, shown:
-      conductor.perform(
-        *(config, [*flags.arguments(), *arguments], workdir, learners),
+      stage.perform(
+        *(config, flags.arguments(), workdir, learners),
         *(plan, seconds, given.seed, say, shown.say, received),
       )
     return checks.judge(workdir, console)
@@ -152,19 +151,7 @@ def main(argv) -> int:
     return 1
 
 
-def _judged(config: RunConfig) -> tuple[RunConfig, list[str]]:
-  """Returns the configuration with `KEYS`, and the flags that change it so."""
-  arguments = []
-  for key, value in KEYS.items():
-    section, field = key.split('.')
-    part = getattr(config, section)
-    if getattr(part, field) != value:
-      arguments.append(f'--config.{key}={value}')
-      part = dataclasses.replace(part, **{field: value})
-      config = dataclasses.replace(config, **{section: part})
-  return config, arguments
-
-
 if __name__ == '__main__':
   define_flags()
+  sys.argv += KEYS  # Behind what is given: the last of equal flags counts.
   flags.run(main, lambda argv: flags.parse(argv, example=EXAMPLE))

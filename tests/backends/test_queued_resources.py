@@ -205,11 +205,10 @@ def test_what_somebody_deleted_is_not_missed(world):
   assert list(world.state['slices']) == ['first-learner-0']
 
 
-def test_who_watches_brings_back_what_another_has_started(world):
+def test_a_learner_that_another_has_added_is_brought_back(world):
   whole = a_launch(**SPOT, learners_at_first=1)
   world.turns = [_nothing, _run_ends()]
   assert world.backend.start(whole) == 0
-  world.change(lambda state: state['slices'].clear())
   world.change(_run_ends(None))
   world.backend.add(whole, 1)
   world.turns = [
@@ -218,8 +217,7 @@ def test_who_watches_brings_back_what_another_has_started(world):
     _nothing,
     _run_ends(),
   ]
-  assert world.backend.watch(whole) == 0
-  assert list(world.state['slices']) == ['first-learner-1']
+  assert world.backend.start(whole) == 0
   assert world.attempt(1) == '2'
 
 

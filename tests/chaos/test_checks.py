@@ -13,8 +13,7 @@ from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir
 from launch.chaos import checks
 from launch.chaos.checks import Record
-from launch.chaos.conductor import COURSE, Course
-from launch.chaos.stage import WrittenStep
+from launch.chaos.stage import COURSE, Course, WrittenStep
 from launch.supervisor import ProcessEvent
 
 pytestmark = pytest.mark.beside

@@ -128,7 +128,6 @@ REFUSED = (
     '--accelerator=v5litepod-8: --to=slurm takes cpu and gpu',
   ),
   (['start-over', *GKE], 'start-over: must be one of'),
-  (['watch', *GKE], 'watch: is for --to=queued_resources'),
   (['add-learner', '--dry_run', *GKE], '--learner: is for add-learner'),
 )
 

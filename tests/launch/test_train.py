@@ -281,7 +281,6 @@ def text(tmp_path):
 def test_a_small_text_has_fewer_steps(text, tmp_path):
   # 33,600 bytes are trained on; a step of 2 learners takes 2 * 8 * 128.
   config = config_of(text)
-  assert epochs.epochs_of(config) == pytest.approx(800 * 2048 / 33_600)
   assert epochs.steps_for(config) == 10 * 33_600 // 2048 == 164
   assert '800 steps read the 33,600 bytes of text 48.8 times; more than 10' in (
     epochs.line(config)
