@@ -8,7 +8,7 @@ elsewhere too.
   job          a launch elsewhere as a value, and the flags that ask for it
   backends     TPU VMs, GKE, Slurm: one class each
   program      the roles of a run, and its processes here
-  local        the command for one machine; `session` is one run of it
+  local        the command for one machine, and one run of it
   train        the same on a text of one's own
   preflight    what a run here would fail of; `epochs`: of its text
   chips        which of this machine's accelerators its learners get

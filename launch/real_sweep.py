@@ -18,7 +18,7 @@ from diloco.metrics.run_progress import ProgressLine
 from diloco.sweeps import making, recorded_result, sweep
 from diloco.sweeps.making import Sweep, SweepRun
 from diloco.sweeps.sweep import BadResult
-from launch import local, preflight, session
+from launch import local, preflight
 from launch import program as launch_program
 from launch.preflight import free_address
 
@@ -68,11 +68,11 @@ def make(asked: Sweep, make_run: MakeRun) -> int:
     ConfigError: another sweep is making runs in the folder.
   """
   try:
-    with session.signals() as received:
+    with local.signals() as received:
       one_by_one = functools.partial(_one_by_one, make_run, received)
       note = 'one at a time, for each takes the whole machine'
       return making.make(asked, one_by_one, note, LOG)
-  except session.Interrupted as stopped:
+  except local.Interrupted as stopped:
     making.say(
       f'{stopped}; no process is left; the same command goes on with the sweep'
     )
@@ -92,11 +92,11 @@ def _one_by_one(
   """
   for run in runs:
     if received:
-      raise session.Interrupted(received[0])
+      raise local.Interrupted(received[0])
     with ProgressLine() as line:
       code = make_run(run, _prefixed(run, line))
     if code > 128:
-      raise session.Interrupted(code - 128)
+      raise local.Interrupted(code - 128)
     if code == 0:
       _keep_result(run)
     yield run, code

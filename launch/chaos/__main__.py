@@ -33,9 +33,8 @@ from launch import preflight, progress
 from launch import program as launch_program
 from launch.chaos import checks, fault_plan, stage
 from launch.chaos.stage import Overdue
-from launch.local import occupy
+from launch.local import Interrupted, RunFailed, occupy, signals
 from launch.program import SYNCER
-from launch.session import Interrupted, RunFailed, signals
 
 KINDS = faults.performed_by(stage.RealStage)
 EXAMPLE = 'experiments/tests_tiny.py'

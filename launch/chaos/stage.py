@@ -30,6 +30,7 @@ from diloco.metrics.jsonl import Tail
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos.clock import sitecustomize
 from launch.chaos.relay import Relay
+from launch.local import Interrupted, RunFailed
 from launch.preflight import free_address
 from launch.program import (
   KINDS,
@@ -39,7 +40,6 @@ from launch.program import (
   local_environment,
   program,
 )
-from launch.session import Interrupted, RunFailed
 from launch.supervisor import ProcessEvent, Supervisor
 
 # They would lead a process past the proxy that it was given.

@@ -143,7 +143,7 @@ def test_refused():
 def test_launching_imports_no_jax():
   heavy = ('jax', 'flax', 'optax', 'orbax', 'grain', 'grpc', 'matplotlib')
   code = (
-    'import sys, launch.main, launch.session, launch.backends, launch.train\n'
+    'import sys, launch.main, launch.local, launch.backends, launch.train\n'
     f'print([m for m in {heavy} if m in sys.modules])'
   )
   done = subprocess.run(

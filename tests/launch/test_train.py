@@ -26,7 +26,7 @@ pytestmark = pytest.mark.beside
 
 ROOT = pathlib.Path(__file__).parents[2]
 # What commands import, once for all of them.
-HEAVY = ('launch.session', 'diloco.run.spec', 'jax', 'optax')
+HEAVY = ('launch.local', 'diloco.run.spec', 'jax', 'optax')
 WORDS = 'the learner and the syncer of one fragment and a round '
 
 
