@@ -113,7 +113,7 @@ def occupy(
     ) from None
   held = found - {workdir.lock.name}
   reason = _why_not_go_on(workdir, config) if held else None
-  if reason and has_begun(workdir) and not overwrite:
+  if reason and not overwrite:
     lock.close()
     raise ConfigError(
       [
@@ -121,34 +121,10 @@ def occupy(
         'run'
       ]
     )
-  if overwrite or reason:
+  if overwrite:
     _remove(root, held)
     held = set()
   return workdir, lock, bool(held)
-
-
-def has_begun(workdir: Workdir) -> bool:
-  """Returns False for a folder with no more than a start that failed.
-
-  There is nothing to go on with, and the next start may be of another run.
-  """
-  left = (
-    workdir.summary,
-    workdir.evaluation,
-    workdir.result,
-    workdir.parameters,
-    workdir.checkpoints(''),
-    workdir.chaos,
-  )
-  if any(path.exists() for path in left):
-    return True
-  if any(workdir.syncer.rglob('states/*')):
-    return True
-  try:
-    status = read_status(workdir.status)
-  except files.MalformedFile:
-    return True  # Something has been there.
-  return status is not None and status.step > 0
 
 
 def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:

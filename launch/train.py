@@ -18,7 +18,6 @@ Without --steps a text is read ten times at most, in 800 steps at most: a small
 model learns a small text by heart, and gets worse on any other.
 """
 
-import os
 import pathlib
 import re
 import shlex
@@ -176,11 +175,8 @@ def _program() -> str:
   script = pathlib.Path(sys.executable).with_name('diloco')
   if not script.exists():
     return 'python -m diloco'
-  if shutil.which('diloco') == str(script):
-    return 'diloco'
-  # Not the folder of the script itself: a shell looks up a bare name in PATH.
-  below = pathlib.Path.cwd() in script.parent.parents
-  return shlex.quote(os.path.relpath(script) if below else str(script))
+  is_found = shutil.which('diloco') == str(script)
+  return 'diloco' if is_found else shlex.quote(str(script))
 
 
 def parse(argv: Sequence[str]) -> list[str]:

@@ -107,9 +107,6 @@ class Gke(Backend):
   TRAITS = frozenset({CONTAINERS, SIZED})
 
   namespace: str = option('default', 'Namespace of all objects.')
-  storage_class: str = option(
-    '', "Storage class of the syncer's volume; default: the cluster's."
-  )
   shared_claim: str = option(
     '', 'Claim that many can write to, as the workdir of all roles.'
   )
@@ -140,8 +137,6 @@ class Gke(Backend):
         f'--data_claim={self.data_claim}, --data_bucket={self.data_bucket}: '
         f'one of them is at {DATA_FOLDER}'
       )
-    if self.shared_claim and self.storage_class:
-      yield '--shared_claim: is there already, it has its size and class'
 
   def _apply(self, manifests: Sequence[dict]) -> int:
     self.act(self._kubectl('apply', '--filename=-'), as_yaml(manifests))
@@ -175,7 +170,6 @@ class Gke(Backend):
           name=whole.role_name(each),
           labels=_labels(whole, each),
           size=f'{each.resources.disk_gib}Gi',
-          storage_class=self.storage_class or None,
         )
         for each in claims
       ),

@@ -157,7 +157,6 @@ def test_a_queue_admits_all_roles():
 def test_options_that_can_not_be():
   (both,) = Gke(data_claim='a', data_bucket='b').problems()
   assert 'one of them is at /data' in both
-  assert [*Gke(shared_claim='a', storage_class='b').problems()]
 
 
 def test_each_shard_of_the_syncer_has_a_volume():
