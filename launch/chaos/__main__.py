@@ -32,11 +32,18 @@ from diloco.transport.sockets import is_loopback
 from launch import preflight, progress
 from launch import program as launch_program
 from launch.chaos import checks, fault_plan, stage
-from launch.chaos.stage import Overdue
+from launch.chaos.relay import Relay
+from launch.chaos.stage import (
+  Clocks,
+  LiveRun,
+  Overdue,
+  Performance,
+  RealStage,
+)
 from launch.local import Interrupted, RunFailed, occupy, signals
 from launch.program import SYNCER
 
-KINDS = faults.performed_by(stage.RealStage)
+KINDS = faults.performed_by(RealStage)
 EXAMPLE = 'experiments/tests_tiny.py'
 # What the run is judged by, and what the relay needs: the other data plane's
 # connections can't go through it. The command ends the run.
@@ -81,7 +88,7 @@ def _problems(argv, config: RunConfig):
     )
   for kind in given.kinds:
     try:
-      faults.check(stage.RealStage, kind)
+      faults.check(RealStage, kind)
     except RefusedFault as error:
       yield f'--kinds={error}'
   if not given.minutes > 0:
@@ -121,6 +128,10 @@ def main(argv) -> int:
     console = rich.console.Console(width=WIDTH_MIN)
   shown = ProgressLine()
 
+  def look() -> None:
+    if received:
+      raise Interrupted(received[0])
+
   def say(text: str) -> None:
     shown.end()  # Where both are the same terminal.
     progress.say(console, text)
@@ -136,11 +147,21 @@ def main(argv) -> int:
   planned = {'seed': given.seed, 'faults': [*map(dataclasses.asdict, plan)]}
   files.write_json(workdir.chaos / stage.PLAN, planned)
   try:
-    with lock, signals() as received, shown:
-      stage.perform(
-        *(config, flags.arguments(), workdir, learners),
-        *(plan, seconds, given.seed, say, shown.say, received),
-      )
+    clocks = Clocks(workdir.chaos / 'clocks')
+    with (
+      lock,
+      signals() as received,
+      shown,
+      Relay(stage.hosts_of(config), given.seed) as relay,
+      LiveRun(
+        *(config, flags.arguments(), workdir),
+        on_poll=look,
+        learners=learners,
+        connected=lambda role: stage.connected(role, config, relay, clocks),
+      ) as run,
+    ):
+      real = RealStage(run, relay, clocks)
+      Performance(run, real, relay, say, shown.say).perform(plan, seconds)
     return checks.judge(workdir, console)
   except Interrupted as stopped:
     say(f'{stopped}; no process is left')

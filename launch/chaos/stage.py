@@ -30,7 +30,7 @@ from diloco.metrics.jsonl import Tail
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos.clock import sitecustomize
 from launch.chaos.relay import Relay
-from launch.local import Interrupted, RunFailed
+from launch.local import RunFailed
 from launch.preflight import free_address
 from launch.program import (
   KINDS,
@@ -483,62 +483,13 @@ class Course:
   late_turns: Sequence[tuple[float, float]] = ()
 
 
-def perform(
-  config: RunConfig,
-  arguments: Sequence[str],
-  workdir: Workdir,
-  learners: Sequence[Processes],
-  plan: Sequence[Fault],
-  seconds: float,
-  seed: int,
-  say: Callable[[str], None],
-  show: Callable[[str], None],
-  received: Sequence[int],
-) -> None:
-  """Runs from the first process to the last; writes the folder's files.
+class Performance:
+  """The time of a run: begins faults, ends them, writes them down.
 
   Args:
-    config: with `log_every_steps` = 1 and a data plane that can be relayed.
-    arguments: the flags that give a process this configuration.
-    workdir: occupied, empty.
-    learners: of what each learner consists.
-    seconds: length of the plan.
-    seed: of the relay's draws.
     say: takes a line for the user.
     show: takes how far it is.
-    received: signals that ask to stop.
-
-  Raises:
-    Overdue: the run did not begin to merge.
-    RunFailed: the processes can't go on.
-    Interrupted: by a signal.
   """
-
-  def look() -> None:
-    if received:
-      raise Interrupted(received[0])
-
-  clocks = Clocks(workdir.chaos / 'clocks')
-  with (
-    Relay(hosts_of(config), seed) as relay,
-    LiveRun(
-      *(config, arguments, workdir),
-      on_poll=look,
-      learners=learners,
-      connected=lambda role: connected(role, config, relay, clocks),
-    ) as run,
-  ):
-    stage = RealStage(run, relay, clocks)
-    performance = _Performance(run, stage, relay, say, show)
-    try:
-      course = performance.phases(plan, seconds)
-    finally:
-      stage.end_all()
-  files.write_json(workdir.chaos / COURSE, course)
-
-
-class _Performance:
-  """The time of a run: begins faults, ends them, writes them down."""
 
   def __init__(self, run: LiveRun, stage: RealStage, relay: Relay, say, show):
     self._run = run
@@ -551,8 +502,20 @@ class _Performance:
     self._begun: dict[int, tuple[float, dict]] = {}  # By number.
     self._late_turns: list[tuple[float, float]] = []
 
-  def phases(self, plan: Sequence[Fault], seconds: float) -> Course:
-    """Takes a run from its start to the quiet after the plan."""
+  def perform(self, plan: Sequence[Fault], seconds: float) -> None:
+    """Takes a run from its start to the quiet after the plan.
+
+    Raises:
+      Overdue: the run did not begin to merge.
+      RunFailed: the processes can't go on.
+    """
+    try:
+      course = self._phases(plan, seconds)
+    finally:
+      self._stage.end_all()
+    files.write_json(self._run.workdir.chaos / COURSE, course)
+
+  def _phases(self, plan: Sequence[Fault], seconds: float) -> Course:
     run, unready = self._run, ''
     self._show('the processes start')
     run.until(lambda: run.all_merge(0.0), READY_S, 'every learner is merged')
