@@ -18,7 +18,6 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
 from diloco.sizing import memory
-from diloco.sizing.memory import SyncerMachine
 from diloco.transport import planes
 from launch import program
 from launch.program import EVALUATOR, LEARNER, SHARD, SYNCER, Task
@@ -264,7 +263,10 @@ def launch(
   chosen = accelerator(asked.accelerator, asked.gpus_per_host, asked.hosts)
   if problems := [*_problems(config, asked, name, chosen)]:
     raise ConfigError(problems)
-  planned = _syncer_machine(config)
+  try:
+    planned = memory.of_config(config)
+  except ValueError as error:  # The model can not be cut as configured.
+    raise ConfigError([str(error)]) from None
   cpus, memory_gib, disk_gib = UNPLANNED
   if planned:
     cpus, memory_gib = planned.cpus, planned.memory_gib
@@ -310,18 +312,6 @@ def launch(
     config_name=config_file[0],
     config_text=config_file[1],
   )
-
-
-def _syncer_machine(config: RunConfig) -> SyncerMachine | None:
-  """Returns the machine of the syncer, or of one of its shards, as planned.
-
-  Raises:
-    ConfigError: the model can not be cut as configured.
-  """
-  try:
-    return memory.of_config(config)
-  except ValueError as error:
-    raise ConfigError([str(error)]) from None
 
 
 def only(whole: JobSpec, learner: int) -> Task:

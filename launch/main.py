@@ -24,7 +24,7 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from launch import job
 from launch.backends import BACKENDS
-from launch.backends.base import CommandFailed, check_evaluator
+from launch.backends.base import CommandFailed
 from launch.job import CONTAINERS, CPU, GPU, SECRET_FOLDER, JobOptions, JobSpec
 
 START = 'start'
@@ -101,7 +101,7 @@ def read_launch(config: RunConfig) -> JobSpec:
   access = flags.access_files()
   asked = JobOptions(
     python='python' if given.to in IN_CONTAINERS else sys.executable,
-    secret_files=_secret_files() if given.secret else (),
+    secret_files=tuple(p.name for _, p in _files()) if given.secret else (),
     knows_peers=bool(access['tls_ca'] or access['token_file']),
     has_token=bool(access['token_file']),
     **flags.access_vouched(),
@@ -134,27 +134,25 @@ def _wrong_for_target() -> Iterator[str]:
     yield f'--accelerator={given.accelerator}: --to={given.to} takes {known}'
 
 
-def _wrong_files(given):
+def _files() -> list[tuple[str, pathlib.PurePath]]:
+  """Returns the files of the flags for access, by flag."""
+  given = flags.access_files().items()
+  return [
+    (name, pathlib.PurePath(value))
+    for name, value in given
+    if name != 'tls_name' and value is not None
+  ]
+
+
+def _wrong_files(given) -> Iterator[str]:
   """Yields files that are not in the secret: a container has no others."""
-  if given.to not in IN_CONTAINERS:
-    return
   secret = pathlib.PurePath(SECRET_FOLDER)
-  for name, path in _files():
+  for name, path in _files() if given.to in IN_CONTAINERS else ():
     if not given.secret or path.parent != secret:
       yield (
         f'--{name}={path}: in a container there are the files of --secret, '
         f'in {SECRET_FOLDER}'
       )
-
-
-def _files() -> Iterator[tuple[str, pathlib.PurePath]]:
-  for name, value in flags.access_files().items():
-    if name != 'tls_name' and value is not None:
-      yield name, pathlib.PurePath(value)
-
-
-def _secret_files() -> tuple[str, ...]:
-  return tuple(path.name for _, path in _files())
 
 
 def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
@@ -171,9 +169,8 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
   whole, kind = read_launch(config), BACKENDS[given.to]
   own = {name: getattr(given, name) for name in options_of(kind)}
   backend = kind(dry_run=given.dry_run, say=say, **own)
-  if problems := [*backend.problems()]:
+  if problems := [*backend.problems(whole)]:
     raise ConfigError(problems)
-  check_evaluator(whole, backend.shares_workdir)
   notes = [*backend.notes()]
   if config.faults:
     notes.append('config.faults is for `diloco local`; nothing is killed here')

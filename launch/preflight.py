@@ -6,7 +6,6 @@ Its processes would say the same, each in its log, after seconds or minutes.
 
 import errno
 import importlib.util
-import ipaddress
 import os
 import pathlib
 import re
@@ -60,7 +59,7 @@ def check_access(config: RunConfig) -> None:
 
   host = config.transport.host
   with flags.refusing():
-    if _is_any_address(host):
+    if host in ('0.0.0.0', '::'):
       raise ValueError(
         f'transport.host={host!r}: learners can not connect to it; give an '
         'address of this machine, such as 127.0.0.1'
@@ -69,13 +68,6 @@ def check_access(config: RunConfig) -> None:
       exposure.open_access(
         flags.access_files(), config.transport, bind, **flags.access_vouched()
       )
-
-
-def _is_any_address(host: str) -> bool:
-  try:
-    return ipaddress.ip_address(host).is_unspecified
-  except ValueError:  # A name.
-    return False
 
 
 def check_model(config: RunConfig) -> None:

@@ -146,18 +146,10 @@ def next_commands(
     goes_on: whether more steps are worth it.
   """
   program, folder = _program(), shlex.quote(workdir)
-  steps = ('--steps', f'--{EXTEND}', f'--config.{run_config.TOTAL_STEPS}')
-  again = ('--resume', '--overwrite', f'--{flags.WORKDIR}')
-  kept, skips = [], False
-  for word in argv:
-    name, equals, _ = word.partition('=')
-    is_left_out = name in (*steps, *again)
-    if not (is_left_out or skips):
-      kept.append(word)
-    skips = is_left_out and not equals and name not in again[:2]
-  longer = shlex.join(
-    [*kept, f'--{flags.WORKDIR}={workdir}', f'--steps={2 * total_steps}']
-  )
+  # Of a flag that is given twice the last one counts.
+  left_out = ('--resume', '--overwrite', f'--{EXTEND}')
+  kept = [word for word in argv if not word.startswith(left_out)]
+  longer = shlex.join([*kept, f'--steps={2 * total_steps}'])
   rows = [
     ('another sample', f"generate {folder} --prompt='The ' --seed=1"),
     ('a page with all that happened', f'report {folder}'),

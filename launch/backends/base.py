@@ -14,7 +14,6 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from diloco.config.sections import ConfigError
 from diloco.monitoring import monitor_flags
 from launch.job import JobSpec
 from launch.program import KINDS, LEARNER, SYNCER, Task, host_flags
@@ -85,9 +84,15 @@ class Backend:
     """Returns True if all processes see one workdir."""
     return False
 
-  def problems(self) -> Iterator[str]:
-    """Yields why its flags can not be."""
-    yield from ()
+  def problems(self, whole: JobSpec) -> Iterator[str]:
+    """Yields why a launch can not be."""
+    if whole.shards and whole.evaluator and not self.shares_workdir:
+      yield (
+        f'config.syncer.shards={1 + len(whole.shards)} with '
+        'config.run.eval_every_rounds: the evaluator reads the checkpoints of '
+        'all shards; give one workdir to all (--shared_claim, or Slurm), or 0 '
+        'rounds'
+      )
 
   def notes(self) -> Iterator[str]:
     """Yields what the user may not expect."""
@@ -107,23 +112,6 @@ class Backend:
     if shown:
       self.say(shown.rstrip('\n'))
     return output
-
-
-def check_evaluator(whole: JobSpec, is_shared: bool) -> None:
-  """Refuses an evaluator that would not see the checkpoints of all shards.
-
-  Raises:
-    ConfigError: says what would do.
-  """
-  if whole.shards and whole.evaluator and not is_shared:
-    raise ConfigError(
-      [
-        f'config.syncer.shards={1 + len(whole.shards)} with '
-        'config.run.eval_every_rounds: the evaluator reads the checkpoints of '
-        'all shards; give one workdir to all (--shared_claim, or Slurm), or 0 '
-        'rounds'
-      ]
-    )
 
 
 # Command lines with the addresses that only the machines themselves know. What

@@ -131,7 +131,8 @@ class Gke(Backend):
   def shares_workdir(self) -> bool:
     return bool(self.shared_claim)
 
-  def problems(self) -> Iterator[str]:
+  def problems(self, whole: JobSpec) -> Iterator[str]:
+    yield from super().problems(whole)
     if self.data_claim and self.data_bucket:
       yield (
         f'--data_claim={self.data_claim}, --data_bucket={self.data_bucket}: '

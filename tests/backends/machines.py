@@ -274,7 +274,7 @@ class SlurmNode(Machine):
     if role is whole.syncer:
       return backend.syncer(whole)[1]
     if role in whole.shards:
-      return backend.shard(whole, role, '4710')[1]
+      return backend.call(whole, role)[1]
     return backend.learners(whole, whole.learners)[1]
 
   def job(self, whole, role, **variables) -> subprocess.Popen:

@@ -5,9 +5,8 @@ import dataclasses
 
 import pytest
 
-from diloco.config.sections import ConfigError
 from launch.backends import BACKENDS
-from launch.backends.base import check_evaluator
+from launch.backends.gke import Gke
 from tests.backends.launch_values import (
   AWKWARD,
   a_large_launch,
@@ -128,10 +127,10 @@ def test_restarts_are_used_up(machine):
 
 def test_an_evaluator_reads_the_checkpoints_of_all_shards():
   whole = a_launch(evaluated=16, shards=2)
-  with pytest.raises(ConfigError, match='checkpoints of all shards; give one'):
-    check_evaluator(whole, is_shared=False)
-  check_evaluator(whole, is_shared=True)
-  check_evaluator(a_launch(evaluated=16), is_shared=False)
+  (problem,) = Gke().problems(whole)
+  assert 'checkpoints of all shards; give one' in problem
+  assert not [*Gke(shared_claim='filestore').problems(whole)]
+  assert not [*Gke().problems(a_launch(evaluated=16))]
 
 
 SHOWN = {

@@ -14,7 +14,7 @@ import pytest
 
 import diloco.__main__ as commands
 from diloco import __version__
-from diloco.config import run_config
+from diloco.config import flags, run_config
 from diloco.metrics import names
 from diloco.metrics.status import Evaluation
 from diloco.metrics.workdir import EVALUATOR, Workdir
@@ -195,16 +195,20 @@ def test_resuming_begins_no_run(tmp_path):
 
 def test_the_next_commands_go_on_with_this_run():
   steps = ['--config.protocol.total_steps=4', '--extend=5', '--steps', '7']
-  words = ['--workdir', 'w', 'my book.txt', *steps, '--lr=0.1', '--resume']
+  words = ['my book.txt', *steps, '--resume', '--workdir', 'my w', '--lr=0.1']
   title, *lines = train.next_commands('my w', 5, words).splitlines()
   assert title == 'Next:'
   assert [shlex.split(line, comments=True)[-3:] for line in lines[1::2]] == [
     ['my w', '--prompt=The ', '--seed=1'],
     [*train._program().split()[-2:], 'report', 'my w'][-3:],
     [*train._program().split()[-2:], 'tape', 'my w'][-3:],
-    ['--lr=0.1', '--workdir=my w', '--steps=10'],
+    ['my w', '--lr=0.1', '--steps=10'],
   ]  # fmt: skip
-  assert shlex.split(lines[-1])[-4] == 'my book.txt'
+  longer = shlex.split(lines[-1])
+  assert longer[longer.index('train') + 1] == 'my book.txt'
+  assert not {'--resume', '--extend=5'} & {*longer}
+  argv = train.arguments(longer[longer.index('train') :])
+  assert flags.given_config(argv)['protocol']['total_steps'] == 10
   assert not any('…' in line for line in lines)
   *_, last = train.next_commands('w', 5, words, goes_on=False).splitlines()
   assert ' tape ' in last, 'no more steps where the last made it worse'
