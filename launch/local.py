@@ -122,7 +122,9 @@ def occupy(
       ]
     )
   if overwrite:
-    _remove(root, held)
+    for path in map(root.joinpath, held):
+      is_folder = path.is_dir() and not path.is_symlink()
+      (shutil.rmtree if is_folder else pathlib.Path.unlink)(path)
     held = set()
   return workdir, lock, bool(held)
 
@@ -158,15 +160,6 @@ def lacks_evaluation(workdir: Workdir, config: RunConfig) -> bool:
     return False
   theirs = run_config.restore(json.loads(workdir.config.read_text()))
   return theirs.protocol.total_steps == config.protocol.total_steps
-
-
-def _remove(root: pathlib.Path, contents: set[str]) -> None:
-  for name in sorted(contents):
-    path = root / name
-    if path.is_dir() and not path.is_symlink():
-      shutil.rmtree(path)
-    else:
-      path.unlink()
 
 
 def still_due(

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from absl import flags as absl_flags
 
@@ -155,17 +155,8 @@ def _wrong_files(given) -> Iterator[str]:
       )
 
 
-def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
-  """Carries out one command on the back end that was asked for.
-
-  Returns:
-    The exit code of launch.main.
-
-  Raises:
-    ConfigError: the launch can not be.
-    CommandFailed: a program of the back end is missing, or failed.
-  """
-  given = absl_flags.FLAGS
+def _perform(command: str, config: RunConfig) -> int:
+  given, say = absl_flags.FLAGS, functools.partial(print, flush=True)
   whole, kind = read_launch(config), BACKENDS[given.to]
   own = {name: getattr(given, name) for name in options_of(kind)}
   backend = kind(dry_run=given.dry_run, say=say, **own)
@@ -185,19 +176,18 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
 def main(argv) -> int:
   config, given = flags.load(), absl_flags.FLAGS
   command = argv[1] if len(argv) > 1 else START
-  say = functools.partial(print, flush=True)
+  if command not in COMMANDS or len(argv) > 2:
+    known = ', '.join(COMMANDS)
+    raise ConfigError([f'{" ".join(argv[1:])}: must be one of {known}'])
+  if (given.learner is not None) != (command in (ADD, REMOVE)):
+    raise ConfigError(['--learner: is for add-learner and remove-learner'])
+  if given.to is None:
+    known = ', '.join(BACKENDS)
+    raise ConfigError(
+      [f'--to: is missing, one of {known}; `diloco local` starts a run here']
+    )
   try:
-    if command not in COMMANDS or len(argv) > 2:
-      known = ', '.join(COMMANDS)
-      raise ConfigError([f'{" ".join(argv[1:])}: must be one of {known}'])
-    if (given.learner is not None) != (command in (ADD, REMOVE)):
-      raise ConfigError(['--learner: is for add-learner and remove-learner'])
-    if given.to is None:
-      known = ', '.join(BACKENDS)
-      raise ConfigError(
-        [f'--to: is missing, one of {known}; `diloco local` starts a run here']
-      )
-    return perform(command, config, say)
+    return _perform(command, config)
   except CommandFailed as error:
     print(f'error: {error}', file=sys.stderr)
     return 1

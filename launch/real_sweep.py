@@ -7,7 +7,6 @@ its steps, stalls and ages would be others. Each lies in a folder as of
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import rich.console
@@ -53,13 +52,14 @@ def main(argv) -> int:
   return make(asked, make_run)
 
 
-# Makes a run, or goes on with it; returns the exit code of the launcher. Takes
-# what is told a line on the progress now and then.
-MakeRun = Callable[[SweepRun, Callable[[str], None]], int]
-
-
-def make(asked: Sweep, make_run: MakeRun) -> int:
+def make(
+  asked: Sweep, make_run: Callable[[SweepRun, Callable[[str], None]], int]
+) -> int:
   """Makes the runs without a result, then prints the table.
+
+  Args:
+    make_run: makes a run, or goes on with it, and returns the exit code of the
+      launcher; takes what is told a line on the progress now and then.
 
   Returns:
     0; 1 if a run failed; 128 + n if signal n stopped it.
@@ -67,9 +67,22 @@ def make(asked: Sweep, make_run: MakeRun) -> int:
   Raises:
     ConfigError: another sweep is making runs in the folder.
   """
+
+  def one_by_one(runs: Sequence[SweepRun]) -> Iterator[tuple[SweepRun, int]]:
+    for run in runs:
+      if received:  # Between two runs.
+        raise local.Interrupted(received[0])
+      with ProgressLine() as line:
+        begin = f'{run.name}: '
+        code = make_run(run, lambda text, b=begin, x=line: x.say(b + text))
+      if code > 128:
+        raise local.Interrupted(code - 128)
+      if code == 0:
+        _keep_result(run)
+      yield run, code
+
   try:
     with local.signals() as received:
-      one_by_one = functools.partial(_one_by_one, make_run, received)
       note = 'one at a time, for each takes the whole machine'
       return making.make(asked, one_by_one, note, LOG)
   except local.Interrupted as stopped:
@@ -77,29 +90,6 @@ def make(asked: Sweep, make_run: MakeRun) -> int:
       f'{stopped}; no process is left; the same command goes on with the sweep'
     )
     return 128 + stopped.number
-
-
-def _one_by_one(
-  make_run: MakeRun, received: Sequence[int], runs: Sequence[SweepRun]
-) -> Iterator[tuple[SweepRun, int]]:
-  """Makes the runs; yields each with its exit code, once it has ended.
-
-  Args:
-    received: signals, as they come between two runs.
-
-  Raises:
-    Interrupted: a signal has stopped the sweep.
-  """
-  for run in runs:
-    if received:
-      raise local.Interrupted(received[0])
-    with ProgressLine() as line:
-      code = make_run(run, _prefixed(run, line))
-    if code > 128:
-      raise local.Interrupted(code - 128)
-    if code == 0:
-      _keep_result(run)
-    yield run, code
 
 
 def _keep_result(run: SweepRun) -> None:
@@ -110,10 +100,6 @@ def _keep_result(run: SweepRun) -> None:
     making.say(f'{run.name}: {error}')
   else:
     sweep.write_into(run.workdir.root, found)
-
-
-def _prefixed(run: SweepRun, line: ProgressLine) -> Callable[[str], None]:
-  return lambda text: line.say(f'{run.name}: {text}')
 
 
 def _check(run: SweepRun) -> None:

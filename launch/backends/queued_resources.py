@@ -295,14 +295,6 @@ def slices(whole: JobSpec, listed: str) -> list[QueuedSlice]:
   return sorted(found, key=lambda each: each.learner)
 
 
-@dataclasses.dataclass
-class _Wanted:
-  """A learner that has no slice now and is to get one."""
-
-  attempt: int
-  due_s: float
-
-
 class _Watch:
   """The learners' slices of one run. Time is an argument."""
 
@@ -316,7 +308,8 @@ class _Watch:
     self._say = backend.say
     self._whole = whole
     self._syncer = syncer
-    self._wanted: dict[int, _Wanted] = {}
+    # Those to get a slice: when, on the monotonic clock, and which attempt.
+    self._wanted: dict[int, tuple[float, int]] = {}
     self._failures: dict[int, int] = {}  # In a row.
     self._states: dict[int, str] = {}
 
@@ -324,7 +317,7 @@ class _Watch:
     """These are to have a slice, unless they have one."""
     held = {each.learner for each in self._look()}
     for learner in sorted(set(learners) - held):
-      self._wanted[learner] = _Wanted(1, now_s)
+      self._wanted[learner] = now_s, 1
 
   def step(self, now_s: float) -> None:
     """Looks once; gives back what is gone, asks for what is due.
@@ -340,9 +333,9 @@ class _Watch:
     for each in found:
       self._notice(each, now_s)
     held = {each.learner for each in found}
-    for learner, wanted in sorted(self._wanted.items()):
-      if learner not in held and now_s >= wanted.due_s:
-        self._ask(learner, wanted, now_s)
+    for learner, (due_s, attempt) in sorted(self._wanted.items()):
+      if learner not in held and now_s >= due_s:
+        self._ask(learner, attempt, now_s)
 
   def syncer_exit(self) -> int | None:
     """Exit code with which the syncer has ended for good; None: it has not."""
@@ -377,21 +370,22 @@ class _Watch:
         # A preemption does not count as a failure; a slice that never came up
         # does.
         wait_s = self._failed(learner) if each.state == 'FAILED' else 0.0
-        self._wanted[learner] = _Wanted(each.attempt + 1, now_s + wait_s)
+        self._wanted[learner] = now_s + wait_s, each.attempt + 1
 
-  def _ask(self, learner: int, wanted: _Wanted, now_s: float) -> None:
+  def _ask(self, learner: int, attempt: int, now_s: float) -> None:
     role = self._whole.learners[learner]
     try:
-      self._backend.create(self._whole, role, self._syncer, wanted.attempt)
+      self._backend.create(self._whole, role, self._syncer, attempt)
     except CommandFailed as error:
       if EXISTS in error.stderr:
         del self._wanted[learner]
         return
       self._unless_passing(error)
-      wanted.due_s = now_s + self._failed(learner)
-      self._say(f'learner-{learner}: again in {wanted.due_s - now_s:.0f} s')
+      wait_s = self._failed(learner)
+      self._wanted[learner] = now_s + wait_s, attempt
+      self._say(f'learner-{learner}: again in {wait_s:.0f} s')
     else:
-      self._say(f'learner-{learner}: asked for, attempt {wanted.attempt}')
+      self._say(f'learner-{learner}: asked for, attempt {attempt}')
       del self._wanted[learner]
 
   def _delete(self, learner: int) -> None:
