@@ -41,8 +41,9 @@ from diloco.config import flags, lab_section, run_config
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.metrics import files, token_tapes
+from diloco.metrics import files, token_ledger
 from diloco.metrics.jsonl import CorruptLine, JsonLines
+from diloco.metrics.recorded_run import FollowedRun
 from diloco.metrics.status import (
   RunStatus,
   of_run,
@@ -53,7 +54,6 @@ from diloco.metrics.status import (
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import making
 from diloco.watch import run_page
-from diloco.watch.followed_run import FollowedRun
 from launch import chips, epochs, preflight, progress
 from launch import program as launch_program
 from launch.chips import LocalDevices
@@ -271,7 +271,10 @@ class _Session:
       raise RunFailed(f'the syncer left no {self._workdir.summary}')
 
   def evaluate(self) -> None:
-    """Runs the evaluation once."""
+    """Runs the evaluation once, unless the evaluator has made it."""
+    with contextlib.suppress(files.MalformedFile):
+      if read_evaluation(self._workdir.evaluation) is not None:
+        return
     roles = (self._program.evaluate,)
     with (
       Display(self._console) as display,
@@ -391,15 +394,12 @@ def _show_end(
 ) -> None:
   status, evaluation = of_run(workdir), read_evaluation(workdir.evaluation)
   place = _draw_loss(workdir)
-  tokens = token_tapes.rows_of(
-    workdir,
-    config.protocol.fragments,
-    config.data.batch * config.data.seq_len,
-    config.protocol.blend,
+  tokens = token_ledger.rows_of(
+    workdir, config.protocol.fragments, config.protocol.blend
   )
   view = progress.report(workdir, status, evaluation, place, tokens.values())
   console.print(view)
-  if said := epochs.over_fitted(workdir, evaluation):
+  if said := epochs.over_fitted(workdir):
     console.print(said, style='yellow', highlight=False, soft_wrap=True)
 
 

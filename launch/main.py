@@ -24,7 +24,7 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from launch import job
 from launch.backends import BACKENDS
-from launch.backends.base import CommandFailed
+from launch.backends.base import CommandFailed, seeing
 from launch.job import CONTAINERS, CPU, GPU, SECRET_FOLDER, JobOptions, JobSpec
 
 START = 'start'
@@ -160,8 +160,9 @@ def _perform(command: str, config: RunConfig) -> int:
   whole, kind = read_launch(config), BACKENDS[given.to]
   own = {name: getattr(given, name) for name in options_of(kind)}
   backend = kind(dry_run=given.dry_run, say=say, **own)
-  if problems := [*backend.problems(whole)]:
+  if problems := [*backend.problems()]:
     raise ConfigError(problems)
+  whole = seeing(whole, backend.shares_workdir)
   notes = [*backend.notes()]
   if config.faults:
     notes.append('config.faults is for `diloco local`; nothing is killed here')

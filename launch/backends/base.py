@@ -11,6 +11,7 @@ import pathlib
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -84,15 +85,9 @@ class Backend:
     """Returns True if all processes see one workdir."""
     return False
 
-  def problems(self, whole: JobSpec) -> Iterator[str]:
-    """Yields why a launch can not be."""
-    if whole.shards and whole.evaluator and not self.shares_workdir:
-      yield (
-        f'config.syncer.shards={1 + len(whole.shards)} with '
-        'config.run.eval_every_rounds: the evaluator reads the checkpoints of '
-        'all shards; give one workdir to all (--shared_claim, or Slurm), or 0 '
-        'rounds'
-      )
+  def problems(self) -> Iterator[str]:
+    """Yields why its flags can not be."""
+    yield from ()
 
   def notes(self) -> Iterator[str]:
     """Yields what the user may not expect."""
@@ -112,6 +107,22 @@ class Backend:
     if shown:
       self.say(shown.rstrip('\n'))
     return output
+
+
+def seeing(whole: JobSpec, is_shared: bool) -> JobSpec:
+  """Leaves out an evaluator that would not see the checkpoints of all shards.
+
+  Args:
+    is_shared: whether all machines have one workdir.
+  """
+  if not (whole.shards and whole.evaluator) or is_shared:
+    return whole
+  print(
+    'note: no evaluator runs: it would not see the checkpoints of all shards; '
+    'one workdir for all (--shared_claim, or Slurm) has them',
+    file=sys.stderr,
+  )
+  return dataclasses.replace(whole, evaluator=None)
 
 
 # Command lines with the addresses that only the machines themselves know. What

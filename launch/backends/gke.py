@@ -131,8 +131,7 @@ class Gke(Backend):
   def shares_workdir(self) -> bool:
     return bool(self.shared_claim)
 
-  def problems(self, whole: JobSpec) -> Iterator[str]:
-    yield from super().problems(whole)
+  def problems(self) -> Iterator[str]:
     if self.data_claim and self.data_bucket:
       yield (
         f'--data_claim={self.data_claim}, --data_bucket={self.data_bucket}: '

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from launch.backends import BACKENDS
-from launch.backends.gke import Gke
+from launch.backends.base import seeing
 from tests.backends.launch_values import (
   AWKWARD,
   a_large_launch,
@@ -125,12 +125,13 @@ def test_restarts_are_used_up(machine):
   assert not machine.is_restarted(whole, 1, restarts=2)
 
 
-def test_an_evaluator_reads_the_checkpoints_of_all_shards():
+def test_an_evaluator_reads_the_checkpoints_of_all_shards(capsys):
   whole = a_launch(evaluated=16, shards=2)
-  (problem,) = Gke().problems(whole)
-  assert 'checkpoints of all shards; give one' in problem
-  assert not [*Gke(shared_claim='filestore').problems(whole)]
-  assert not [*Gke().problems(a_launch(evaluated=16))]
+  assert seeing(whole, is_shared=False).evaluator is None
+  assert 'the checkpoints of all shards' in capsys.readouterr().err
+  assert seeing(whole, is_shared=True) == whole
+  alone = a_launch(evaluated=16)
+  assert seeing(alone, is_shared=False) == alone
 
 
 SHOWN = {

@@ -155,7 +155,7 @@ def test_a_queue_admits_all_roles():
 
 
 def test_options_that_can_not_be():
-  (both,) = Gke(data_claim='a', data_bucket='b').problems(a_launch())
+  (both,) = Gke(data_claim='a', data_bucket='b').problems()
   assert 'one of them is at /data' in both
 
 
