@@ -193,15 +193,15 @@ def test_resuming_begins_no_run(tmp_path):
 
 
 def test_the_next_commands_go_on_with_this_run():
-  steps = ['--config.protocol.total_steps=4', '--extend=5', '--steps', '7']
-  words = ['my book.txt', *steps, '--resume', '--workdir', 'my w', '--lr=0.1']
+  steps = ['--config.protocol.total_steps=4', '--extend=5', '--steps=7']
+  words = ['my book.txt', *steps, '--resume', '--workdir=my w', '--lr=0.1']
   title, *lines = train.next_commands('my w', 5, words).splitlines()
   assert title == 'Next:'
   assert [shlex.split(line, comments=True)[-3:] for line in lines[1::2]] == [
     ['my w', '--prompt=The ', '--seed=1'],
     [*train._program().split()[-2:], 'report', 'my w'][-3:],
     [*train._program().split()[-2:], 'tape', 'my w'][-3:],
-    ['my w', '--lr=0.1', '--steps=10'],
+    ['--workdir=my w', '--lr=0.1', '--steps=10'],
   ]  # fmt: skip
   longer = shlex.split(lines[-1])
   assert longer[longer.index('train') + 1] == 'my book.txt'
