@@ -14,14 +14,6 @@ EPOCHS_MAX = 10
 RISE = 0.01  # Of the least held-out loss; less is the noise of its batches.
 
 
-def epochs_of(config: RunConfig) -> float | None:
-  """Returns how often a run reads its text; None where that takes reading."""
-  sizes = text_bytes(config.data)
-  if sizes is None:
-    return None
-  return config.protocol.total_steps * _tokens_per_step(config) / sizes[0]
-
-
 def steps_for(config: RunConfig) -> int:
   """Returns the steps of a run that reads its text `EPOCHS_MAX` times at most.
 
@@ -42,11 +34,11 @@ def _tokens_per_step(config: RunConfig) -> int:
 
 def line(config: RunConfig) -> str | None:
   """Returns how often a run will read its text; None where it is not known."""
-  epochs = epochs_of(config)
-  if epochs is None:
+  sizes = text_bytes(config.data)
+  if sizes is None:
     return None
-  trained, _ = text_bytes(config.data)
-  steps = config.protocol.total_steps
+  trained, steps = sizes[0], config.protocol.total_steps
+  epochs = steps * _tokens_per_step(config) / trained
   said = f'{steps} steps read the {trained:,} bytes of text {epochs:.1f} times'
   if epochs > EPOCHS_MAX:
     said += (

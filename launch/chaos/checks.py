@@ -30,8 +30,14 @@ from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.pages import text_tables
 from diloco.prediction import recorded, twin
-from launch.chaos.conductor import COURSE, FAULTS, PLAN, Course
-from launch.chaos.stage import WrittenStep, participants
+from launch.chaos.stage import (
+  COURSE,
+  FAULTS,
+  PLAN,
+  Course,
+  WrittenStep,
+  participants,
+)
 from launch.program import SYNCER
 from launch.supervisor import ProcessEvent
 

@@ -17,8 +17,8 @@ from launch.chaos.stage import (
   Overdue,
   participants,
 )
+from launch.local import Interrupted, RunFailed
 from launch.program import SYNCER
-from launch.session import Interrupted, RunFailed
 from launch.supervisor import ProcessEvent
 from tests.chaos.resources import (
   DESCRIPTORS_MAX,

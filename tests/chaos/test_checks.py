@@ -14,8 +14,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.watch import run_page
 from launch.chaos import checks
 from launch.chaos.checks import Record
-from launch.chaos.conductor import COURSE, Course
-from launch.chaos.stage import WrittenStep
+from launch.chaos.stage import COURSE, Course, WrittenStep
 from launch.supervisor import ProcessEvent
 from tests.prediction import recorded
 
