@@ -2,7 +2,7 @@
 """Random scenarios of failures against the protocol's invariants.
 
 python -m diloco.swarm --seeds=0:1000
-python -m diloco.swarm --seeds=0:200000 --jobs=2
+python -m diloco.swarm --fresh=100000 --jobs=2
 python -m diloco.swarm --seed=17
 
 A seed that fails does not stop the others. Each failure is told at once on
@@ -10,8 +10,8 @@ standard error, all are listed at the end, with how to see each again, and the
 exit code is 1. 78: it can't run as asked; 130, 143: Ctrl-C, SIGTERM.
 """
 
-import itertools
 import multiprocessing
+import secrets
 import signal
 import sys
 import time
@@ -24,15 +24,18 @@ from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.run_progress import ProgressLine, count
 from diloco.simulator import swarm
+from diloco.simulator.scenario import BURDENED_FROM
 
 _SEEDS = flags.DEFINE_string('seeds', '0:1000', 'first:last, without the last.')
 _SEED = flags.DEFINE_integer(
   'seed', None, 'Only this one; a failure shows its whole evidence.'
 )
+_FRESH = flags.DEFINE_integer(
+  'fresh', None, 'So many that are new, in place of `--seeds`.', lower_bound=1
+)
 _JOBS = flags.DEFINE_integer('jobs', 1, 'Processes.', lower_bound=1)
 
 AT_ONCE = 50  # Seeds that a process is given at a time.
-AHEAD = 2  # Batches that a process has, with the one at hand.
 POLL_S = 0.5  # How often it looks whether it was told to stop.
 
 
@@ -102,24 +105,22 @@ def _surveys(
   # Ctrl-C reaches the whole group; its processes end with this one.
   ignored = signal.SIGINT, signal.SIG_IGN
   pool = futures.ProcessPoolExecutor(jobs, context, signal.signal, ignored)
-  rest, running = iter(batches), set()
   with pool:
-    while not stops:
-      room = AHEAD * jobs - len(running)
-      for batch in itertools.islice(rest, room):
-        running.add(pool.submit(swarm.survey, batch))
-      if not running:
-        return
+    running = {pool.submit(swarm.survey, batch) for batch in batches}
+    while running and not stops:
       done, running = futures.wait(
         running, POLL_S, return_when=futures.FIRST_COMPLETED
       )
       for result in done:
         yield result.result()
-    for result in running:
-      result.cancel()
+    pool.shutdown(cancel_futures=True)
 
 
 def _seeds() -> range:
+  if _FRESH.value is not None:
+    first = BURDENED_FROM + secrets.randbits(40)
+    print(f'--seeds={first}:{first + _FRESH.value}')
+    return range(first, first + _FRESH.value)
   first, colon, last = _SEEDS.value.partition(':')
   if not (first.isdecimal() and colon and last.isdecimal()):
     raise ConfigError(

@@ -4,7 +4,6 @@
 from diloco.config.data_section import text_bytes
 from diloco.config.run_config import RunConfig
 from diloco.metrics import jsonl, names
-from diloco.metrics.status import Evaluation
 from diloco.metrics.workdir import EVALUATOR, Workdir
 
 # Times that `diloco train` reads a text at most. The model of
@@ -57,8 +56,11 @@ def line(config: RunConfig) -> str | None:
   return said
 
 
-def over_fitted(workdir: Workdir, evaluation: Evaluation) -> str | None:
-  """Returns what is to be said of a held-out loss that rose; None: nothing."""
+def over_fitted(workdir: Workdir) -> str | None:
+  """Returns what is to be said of a held-out loss that rose; None: nothing.
+
+  It compares what the evaluator has measured, always on the same text.
+  """
   curve = [
     (record[names.EVAL_LOSS], int(record['step']))
     for record in jsonl.from_the_end(workdir.metrics(EVALUATOR))
@@ -66,11 +68,11 @@ def over_fitted(workdir: Workdir, evaluation: Evaluation) -> str | None:
   ]
   if not curve:
     return None
-  least, step = min(curve)
-  if evaluation.final_loss <= least * (1 + RISE):
+  (last, _), (least, step) = curve[0], min(curve)
+  if last <= least * (1 + RISE):
     return None
   return (
     f'the loss on held-out text rose from its minimum {least:.3f} at step '
-    f'{step} to {evaluation.final_loss:.3f}: over-fitted. More text, or about '
-    f'{step} steps, give a better model'
+    f'{step} to {last:.3f}: over-fitted. More text, or about {step} steps, '
+    'give a better model'
   )

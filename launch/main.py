@@ -24,7 +24,7 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from launch import job, local
 from launch.backends import BACKENDS
-from launch.backends.base import Backend, CommandFailed, check_evaluator
+from launch.backends.base import Backend, CommandFailed, seeing
 from launch.job import CONTAINERS, CPU, GPU, SECRET_FOLDER, JobOptions, JobSpec
 from launch.program import hosts_of_all
 
@@ -184,7 +184,7 @@ def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
   backend = kind(dry_run=given.dry_run, say=say, **own)
   if problems := [*backend.problems()]:
     raise ConfigError(problems)
-  check_evaluator(whole, backend.shares_workdir)
+  whole = seeing(whole, backend.shares_workdir)
   notes = [
     *job.size_notes(config, whole.syncer.resources),
     *backend.notes(whole),

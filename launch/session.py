@@ -18,8 +18,9 @@ import rich.console
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.metrics import files, token_tapes
+from diloco.metrics import files, token_ledger
 from diloco.metrics.jsonl import CorruptLine, JsonLines
+from diloco.metrics.recorded_run import FollowedRun
 from diloco.metrics.status import (
   RunStatus,
   of_run,
@@ -28,7 +29,6 @@ from diloco.metrics.status import (
 )
 from diloco.metrics.workdir import Workdir
 from diloco.watch import run_page
-from diloco.watch.followed_run import FollowedRun
 from launch import epochs, progress
 from launch.parent_death import dying_with_parent
 from launch.program import Program, Role, local_environment
@@ -132,7 +132,10 @@ class _Session:
       raise RunFailed(f'the syncer left no {self._workdir.summary}')
 
   def evaluate(self) -> None:
-    """Runs the evaluation once."""
+    """Runs the evaluation once, unless the evaluator has made it."""
+    with contextlib.suppress(files.MalformedFile):
+      if read_evaluation(self._workdir.evaluation) is not None:
+        return
     roles = (self._program.evaluate,)
     with (
       Display(self._console) as display,
@@ -252,15 +255,12 @@ def _show_end(
 ) -> None:
   status, evaluation = of_run(workdir), read_evaluation(workdir.evaluation)
   place = _draw_loss(workdir)
-  tokens = token_tapes.rows_of(
-    workdir,
-    config.protocol.fragments,
-    config.data.batch * config.data.seq_len,
-    config.protocol.blend,
+  tokens = token_ledger.rows_of(
+    workdir, config.protocol.fragments, config.protocol.blend
   )
   view = progress.report(workdir, status, evaluation, place, tokens.values())
   console.print(view)
-  if said := epochs.over_fitted(workdir, evaluation):
+  if said := epochs.over_fitted(workdir):
     console.print(said, style='yellow', highlight=False, soft_wrap=True)
 
 

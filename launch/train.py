@@ -32,7 +32,6 @@ from absl import flags as absl_flags
 from diloco.config import config_files, flags, run_config
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
-from diloco.metrics.status import read_evaluation
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import making
 from launch import epochs, local
@@ -219,8 +218,7 @@ def main(argv) -> int:
     files.replace(workdir.sample, sample.stdout)
     print(f'\nWhat the model writes:\n{sample.stdout.decode(errors="replace")}')
   total_steps = given.config.protocol.total_steps
-  evaluation = read_evaluation(workdir.evaluation)
-  rose = evaluation and epochs.over_fitted(workdir, evaluation)
+  rose = epochs.over_fitted(workdir)
   print(next_commands(given.workdir, total_steps, OWN, goes_on=not rose))
   return 0
 

@@ -357,16 +357,6 @@ def _one_stays(protocol, lab) -> Iterator[str]:
     )
 
 
-def _checkpoints_come(checkpoint, run) -> Iterator[str]:
-  """The evaluator reads what the syncer saves."""
-  every = checkpoint.syncer_every_rounds
-  if run.eval_every_rounds % every:
-    yield (
-      f'run.eval_every_rounds={run.eval_every_rounds}: must be a multiple of '
-      f'checkpoint.syncer_every_rounds={every}: checkpoints are evaluated'
-    )
-
-
 # What the arguments of a rule are called in RunConfig, and the rule.
 BETWEEN = (
   (('model', 'data'), _bytes_fit),
@@ -378,7 +368,6 @@ BETWEEN = (
   (('merge', 'fragments', 'protocol'), _rda_of_whole_tables),
   (('transport', 'run'), _transfers_run),
   (('protocol', 'lab'), _one_stays),
-  (('checkpoint', 'run'), _checkpoints_come),
 )
 
 

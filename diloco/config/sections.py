@@ -352,7 +352,8 @@ class ProcessConfig(Section):
   log_every_steps: Count = 10  # Between two records of a learner's metrics.
   profile_at_step: Whole = 0  # A process's step that begins a trace; 0: none.
   profile_steps: Count = 5  # Inner steps of a trace, also of one asked for.
-  eval_every_rounds: Whole = 0  # Θ is evaluated beside the run; 0: at its end.
+  # Rounds between two evaluations of Θ while the run goes on; 0: none.
+  eval_every_rounds: Whole = 32
   eval_batches: Count = 16  # Held-out batches of one evaluation.
   eval_batch: Count = 16  # Sequences in one of them.
   restarts_max: Whole = 10  # Of one process; then the run stops.

@@ -3,7 +3,7 @@
 
 The commands are `python -m diloco.evaluate`, `evaluator`, `generate`, `export`.
 
-  final_parameters  the final Θ of a run, checked
+  final_evaluation  the final Θ of a run, checked and evaluated
   multiple_choice   questions answered by a model
   sampling          text drawn from a model
   export_files      config, tokenizer and task beside an exported model

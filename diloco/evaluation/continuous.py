@@ -14,8 +14,10 @@ from absl import logging
 from diloco.checkpoint.syncer_records import newest_theta_after
 from diloco.config.sections import ConfigError
 from diloco.data import text_windows
+from diloco.evaluation.final_evaluation import evaluated
 from diloco.metrics import names, status
-from diloco.metrics.jsonl import Tail, from_the_end
+from diloco.metrics.jsonl import CorruptLine, Tail, from_the_end
+from diloco.metrics.recorded_run import FollowedRun
 from diloco.metrics.workdir import Workdir
 from diloco.metrics.writer import Writer
 from diloco.numerics import fragments
@@ -50,12 +52,25 @@ class ContinuousEvaluator:
     self._tape = MergedTokens(workdir.tape, len(run_spec.layout.fragments))
 
   def run(self):
-    """Evaluates until the run is over, and once more after that."""
+    """Evaluates until the run is over, and once more after that.
+
+    Where learners trained on the CPU, this process evaluates the final Θ, too:
+    it has read and compiled all that another one would have to.
+    """
     over = False
     while not over:
       over = self._workdir.summary.exists()
       if not self.look() and not over:
         time.sleep(LOOK_EVERY_S)
+    if self._is_on_cpu():
+      evaluation = evaluated(self._run_spec, self._workdir)
+      status.write_evaluation(self._workdir.evaluation, evaluation)
+
+  def _is_on_cpu(self) -> bool:
+    """Returns False as well if no learner tells, as on other machines."""
+    if not self._workdir.config.exists():
+      return False
+    return FollowedRun(self._workdir.root).machine().get('platform') == 'cpu'
 
   def look(self) -> bool:
     """Evaluates the newest Θ if it is due; returns True if it was.
@@ -107,6 +122,10 @@ class ContinuousEvaluator:
     return params
 
 
+def _log(error: CorruptLine) -> None:
+  logging.error('a line is passed over: %s', error)
+
+
 class MergedTokens:
   """Global step and tokens of each closed round, from the syncer's tape.
 
@@ -116,7 +135,7 @@ class MergedTokens:
   """
 
   def __init__(self, tape: pathlib.Path, fragment_count: int):
-    self._tail = Tail(tape, strict=False)
+    self._tail = Tail(tape)
     self._fragments = fragment_count
     self._rounds: dict[int, tuple[int, int]] = {}  # Round -> step, tokens.
     # Last summed round, its step, and the sum of tokens.
@@ -124,7 +143,7 @@ class MergedTokens:
 
   def at(self, closed_round: int) -> tuple[int, int]:
     """Returns global step and merged tokens up to a round; both never fall."""
-    for line in self._tail.new_records():
+    for line in self._tail.new_records(_log):
       if line['kind'] == 'Publish' and line['round'] > self._summed[0]:
         tokens = sum(share['c_tokens'] for share in line['shares'])
         self._rounds[line['round']] = line['step'], tokens

@@ -19,9 +19,9 @@ from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule
 from diloco.lab.outputs import LabObserver, LabRun, Trained
 from diloco.lab.process_arrays import devices_of, on_device, on_host
-from diloco.learner.inner_device import InnerDevice
+from diloco.learner.device import InnerDevice
+from diloco.metrics import figures, names
 from diloco.metrics import goodput as metrics_goodput
-from diloco.metrics import names
 from diloco.metrics.workdir import learner_name
 from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
@@ -276,7 +276,9 @@ class DataParallel(LabRun):
       points=tuple(self._points),
       steps=sum(self._batches) // self._learners,
       rounds=0,
-      participation=sum(self._batches) / (self._steps * self._learners),
+      participation=figures.participation(
+        sum(self._batches), self._steps, self._learners
+      ),
       goodput=metrics_goodput.share(
         works, self._learners, 0.0, self._group.now_s
       ),

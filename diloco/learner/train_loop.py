@@ -349,7 +349,7 @@ class TrainLoop:
       self._client.process,
       tuple(each.crc for each in self._state.held),
     )
-    text = json.dumps(dataclasses.asdict(progress))
+    text = json.dumps(progress)
     if self._do(host_messages.SaveAt(self._step, self._loss, text)):
       self._saving_step = self._step
 

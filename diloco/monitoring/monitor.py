@@ -10,16 +10,18 @@ import time
 from collections.abc import Iterator, Mapping
 
 import prometheus_client
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from diloco.metrics import names, status
-from diloco.metrics.status import RunStatus
-from diloco.monitoring import run_metrics
+from diloco.metrics import figures, names, status
+from diloco.metrics.figures import Figure
+from diloco.metrics.status import LearnerStatus, RunStatus
 from diloco.monitoring.http_pages import JSON, PageServer
 
 LABELS = ('run', 'process')
 # The time has a metric of its own; an incarnation is a name, in /status alone.
 NO_METRICS = (names.TIME, names.INCARNATION)
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+_FAMILIES = {'gauge': GaugeMetricFamily, 'counter': CounterMetricFamily}
 
 
 class Monitor:
@@ -75,11 +77,16 @@ class Monitor:
       self._server.server_close()
       self._server = None
 
-  def metrics(self) -> str:
-    """Returns the text of `/metrics`."""
+  def metrics(self, process: bool = True) -> str:
+    """Returns the text of `/metrics`.
+
+    Args:
+      process: whether this process itself is measured, too.
+    """
     registry = prometheus_client.CollectorRegistry()
     registry.register(self)
-    prometheus_client.ProcessCollector(registry=registry)
+    if process:
+      prometheus_client.ProcessCollector(registry=registry)
     return prometheus_client.generate_latest(registry).decode()
 
   def status(self) -> dict:
@@ -113,7 +120,7 @@ class Monitor:
         plain = re.sub(r'\W', '_', name, flags=re.ASCII)
         yield self._gauge(plain, f'Scalar {name}.', x)
     if self._status is not None:
-      yield from run_metrics.families(self._status)
+      yield from families(self._status)
 
   def _gauge(self, name: str, meaning: str, x: float) -> GaugeMetricFamily:
     found = GaugeMetricFamily(f'diloco_{name}', meaning, labels=LABELS)
@@ -129,7 +136,42 @@ class _Server(PageServer):
   def answer(self, path: str) -> tuple[str, str] | None:
     match path:
       case '/metrics':
-        return run_metrics.CONTENT_TYPE, self._monitor.metrics()
+        return CONTENT_TYPE, self._monitor.metrics()
       case '/status':
         return JSON, json.dumps(self._monitor.status(), allow_nan=False)
     return None
+
+
+def text(status: RunStatus | None) -> str:
+  """Returns all samples in the text format; none before the first status."""
+  monitor = Monitor('', '')
+  if status is not None:
+    monitor.show(status)
+  return monitor.metrics(process=False)
+
+
+def families(
+  status: RunStatus,
+) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+  """Yields each metric; values that are not known are left out."""
+  for figure in figures.RUN:
+    yield from _family(figure, ('run',), {(status.run,): status})
+  learners = {(status.run, str(x.learner)): x for x in status.learners}
+  for figure in figures.LEARNER:
+    yield from _family(figure, ('run', 'learner'), learners)
+
+
+def _family(
+  figure: Figure,
+  labels: tuple[str, ...],
+  labelled: Mapping[tuple[str, ...], RunStatus | LearnerStatus],
+) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+  samples = {each: figure.value(x) for each, x in labelled.items()}
+  known = {each: x for each, x in samples.items() if x is not None}
+  if known:
+    found = _FAMILIES[figure.kind](
+      f'diloco_{figure.sample}', figure.meaning, labels=labels
+    )
+    for each, x in known.items():
+      found.add_metric(each, x)
+    yield found

@@ -330,13 +330,3 @@ def in_thousands(value: float) -> str:
       if abs(value) >= size:
         return f'{value / size:.4g}{unit}'
   return f'{value:.4g}'
-
-
-def duration(time_s: float) -> str:
-  """Seconds as '0.8 s', '3 min 20 s', '2 h 5 min'."""
-  if time_s < 120:
-    return f'{time_s:.3g} s'
-  minutes, seconds = divmod(round(time_s), 60)
-  if minutes < 120:
-    return f'{minutes} min {seconds} s'
-  return f'{minutes // 60} h {minutes % 60} min'

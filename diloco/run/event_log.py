@@ -53,11 +53,11 @@ def closing_line(
   return tape_events.Publish(**said, crc=crc)
 
 
-class SyncerEventLog:
+class SyncerEventLog(SealedLines):
   """The syncer's tape."""
 
   def __init__(self, path: pathlib.Path):
-    self._lines = SealedLines(path)
+    super().__init__(path)
     self._path = path
 
   def complete(self, published: dict):
@@ -72,14 +72,14 @@ class SyncerEventLog:
       if line.get('kind') == published['kind']
     )
     if next(rounds, 0) < published['round']:
-      self._lines.append_line(published)
+      self.append_line(published)
 
   def start(self, started: tape_events.Started):
     """Records what this process continues from.
 
     It is called at the start, or once Θ is complete.
     """
-    self._lines.append(started)
+    self.append(started)
 
   def newest_first(self) -> Iterator[dict]:
     """Yields its lines, newest first; unreadable ones are logged and
@@ -89,7 +89,7 @@ class SyncerEventLog:
 
   def tell_work(self, worked: tape_events.Worked):
     """Records what the learners have made so far."""
-    self._lines.append(worked)
+    self.append(worked)
 
   def write(self, effect: syncer_events.Effect, crcs: Sequence[int]) -> float:
     """Writes `effect` if it is a decision; the others follow from those.
@@ -112,14 +112,11 @@ class SyncerEventLog:
         line = line_of(effect)
       case _:
         return time.time()
-    self._lines.append_line(line)
+    self.append_line(line)
     return line['time_s']
 
-  def close(self):
-    self._lines.close()
 
-
-class LearnerEventLog:
+class LearnerEventLog(SealedLines):
   """One process's lines on the tape of its learner.
 
   The train loop itself writes them: a line of some 150 bytes takes 15 µs, 2 µs
@@ -137,7 +134,7 @@ class LearnerEventLog:
     process: Callable[[], int],
     machine: tape_events.Machine,
   ):
-    self._lines = SealedLines(path)
+    super().__init__(path)
     self._ask_process = process
     self._process = 0  # 0: it has not begun.
     self._machine = machine
@@ -145,13 +142,13 @@ class LearnerEventLog:
 
   def begin(self, step: int, position: int, source: tape_events.Source):
     self._process = self._ask_process()
-    self._lines.append(
+    self.append(
       tape_events.Begin(self._process, step, position, source, self._machine)
     )
 
   def snapshot(self, step: int, effect: learner_events.Snapshot):
     """Records a snapshot, before it is offered."""
-    self._lines.append(
+    self.append(
       tape_events.Snapshot(
         **(effect.terms() | {'step': step}),
         process=self._process,
@@ -160,7 +157,7 @@ class LearnerEventLog:
     )
 
   def apply(self, step: int, effect: learner_events.Apply, crc: int):
-    self._lines.append(
+    self.append(
       tape_events.Apply(
         self._process or self._ask_process(),
         step,
@@ -177,22 +174,19 @@ class LearnerEventLog:
   def progress(self, step: int, progress: int):
     """Records the progress of a step, unless it follows from the last one."""
     if progress != self._expected:
-      self._lines.append(tape_events.Progress(self._process, step, progress))
+      self.append(tape_events.Progress(self._process, step, progress))
     self._expected = progress + 1
 
   def save(self, step: int):
-    self._lines.append(tape_events.Save(self._process, step))
+    self.append(tape_events.Save(self._process, step))
 
   def cease(self, step: int):
-    self._lines.append(tape_events.Cease(self._process, step))
+    self.append(tape_events.Cease(self._process, step))
 
   def leave(self, step: int, reason: str):
     """Records the end of a process that has begun."""
     if self._process:
-      self._lines.append(tape_events.Leave(self._process, step, reason))
-
-  def close(self):
-    self._lines.close()
+      self.append(tape_events.Leave(self._process, step, reason))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -155,14 +155,6 @@ class Cluster:
     """Simulates SIGCONT: what lay in the socket is read now."""
     self.learners[learner].resume()
 
-  def pause(self, learner: int):
-    """Suspends a learner's steps; its process still answers."""
-    self.learners[learner].pause()
-
-  def go_on(self, learner: int):
-    """Resumes a learner's steps; the suspended step is finished, or redone."""
-    self.learners[learner].go_on()
-
   def preempt(self, learner: int, notice_s: float, kills: bool = False):
     """Simulates SIGTERM: the learner leaves in good order, if time allows.
 

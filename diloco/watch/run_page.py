@@ -6,30 +6,32 @@ figures are those of `diloco.metrics.figures`; times are seconds since the
 first learner was ready.
 """
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from diloco.metrics import figures, recorded_run
-from diloco.metrics.recorded_faults import RecordedFault
-from diloco.metrics.recorded_run import SYNCER, Life
+from diloco.metrics.recorded_run import (
+  SYNCER,
+  FollowedRun,
+  Life,
+)
 from diloco.metrics.status import LIVE, bits
-from diloco.metrics.workdir import learner_name
+from diloco.metrics.workdir import Workdir, learner_name
 from diloco.pages import parts
 from diloco.pages.parts import (
   Badge,
+  Cell,
   Chart,
   Column,
   Line,
   Part,
   Prose,
-  ReportPage,
   Table,
   Tile,
   Timeline,
   TimelineSpan,
 )
-from diloco.watch import followed_run
-from diloco.watch.followed_run import FollowedRun
 
 SINCE = 'seconds since the first learner was ready'
 # Tiles after that of the loss; the others are in a table.
@@ -40,9 +42,21 @@ HEADLINE = (
 DEATHS_MAX = 20  # That are told one by one.
 WORSE = 1.01  # A final loss above the best one by more is said.
 TONES = {
-  followed_run.FINISHED: 'good',
-  followed_run.RUNNING: 'good',
-  followed_run.STOPPED: 'bad',
+  recorded_run.FINISHED: 'good',
+  recorded_run.RUNNING: 'good',
+  recorded_run.STOPPED: 'bad',
+}
+# Columns of a fault of a chaos run, by the key of its outcome.
+FAULTS = {
+  'number': ('fault', 1),
+  'kind': ('kind', 1),
+  'target': ('target', 1),
+  'at': ('at s', 1),
+  'back_s': ('back after s', 1),
+  'lost_s': ('lost, learner·s', 1),
+  'stall_s': ("others' longest stall s", 2),
+  'counted': ('counted by the relay', 1),
+  'failed': ('why not', 1),
 }
 RUNNING_STATES = (LIVE, 'running')
 # What a page says of a configuration, if it has the key.
@@ -57,31 +71,18 @@ SAID = (
 )
 
 
-def report(
-  runs: Sequence[FollowedRun],
-  title: str,
-  command: str = '',
-  now_s: float | None = None,
-) -> ReportPage:
-  """Returns the page of one or several runs that were updated.
-
-  Args:
-    command: makes the page again.
-    now_s: since the epoch; the present unless given.
-  """
-  alone = runs[0] if len(runs) == 1 else None
-  return ReportPage(
-    name=runs[0].setup.name,
-    title=title,
-    command=command,
-    paragraphs=tuple(sentences(runs)),
-    parts=tuple(sections(runs, now_s)),
-    where=str(alone.workdir.root.resolve()) if alone else '',
-    badge=badge(alone, now_s) if alone else None,
-    problem=problems(runs, now_s),
-    progress=_progress(alone) if alone else None,
-    tiles=tuple(tiles(alone)) if alone else (),
-  )
+def head(run: FollowedRun, now_s: float | None = None) -> dict:
+  """Returns the fields of a page about one run alone."""
+  step = run.status.step if run.status else 0
+  total_steps = run.setup.total_steps
+  return {
+    'name': run.setup.name,
+    'title': run.setup.name,
+    'where': str(run.workdir.root.resolve()),
+    'badge': badge(run, now_s),
+    'progress': (min(step, total_steps), total_steps),
+    'tiles': tuple(tiles(run)),
+  }
 
 
 def sections(
@@ -100,7 +101,7 @@ def sections(
       notes = (f'{more} earlier ones are not told.',) if more > 0 else ()
       shown = tuple(told[-DEATHS_MAX:])
       yield Prose(f'deaths{suffix}', f'{head}What deaths cost', shown, notes)
-    yield from _faults(run.faults, suffix, head)
+    yield from _faults(run, suffix, head)
     yield timeline(run, f'timeline{suffix}', f'{head}Timeline', now_s)
   if not several:
     yield from charts(runs)
@@ -122,7 +123,7 @@ def sections(
 def badge(run: FollowedRun, now_s: float | None = None) -> Badge:
   """Green only while every learner lives, or when the run is over."""
   how = run.state(now_s)
-  if how == followed_run.RUNNING:
+  if how == recorded_run.RUNNING:
     states = run.states()
     live = sum(states[name] in RUNNING_STATES for name in run.learners)
     if live < len(run.learners) or states[SYNCER] == 'dead':
@@ -205,17 +206,12 @@ def _model(run: FollowedRun) -> str:
 
 def _problem(run: FollowedRun, now_s: float | None) -> str:
   said = [run.problem] if run.problem else []
-  if run.state(now_s) == followed_run.SILENT:
+  if run.state(now_s) == recorded_run.SILENT:
     at_s = run.status.time_s - run.begin_s
     said.append(f'The syncer has written nothing since {at_s:.0f} s.')
   if said and run.label:
     return f'{run.label}: {" ".join(said)}'
   return ''
-
-
-def _progress(run: FollowedRun) -> tuple[float, float]:
-  step = run.status.step if run.status else 0
-  return min(step, run.setup.total_steps), run.setup.total_steps
 
 
 # What happened ----------------------------------------------------------------
@@ -269,40 +265,40 @@ def _death(
   return f'{head} {"; ".join(details)}.'
 
 
-def _faults(
-  hits: Sequence[RecordedFault], suffix: str, head: str
-) -> Iterator[Table]:
-  """A row per fault of a chaos run; no table where there was none."""
-  if hits:
-    columns = (
-      Column('fault'),
-      Column('kind'),
-      Column('target'),
-      Column('at s', 1),
-      Column('back after s', 1),
-      Column('lost, learner·s', 1),
-      Column("others' longest stall s", 2),
-      Column('counted by the relay'),
-      Column('why not'),
-    )
+def fault_rows(run_dir: Workdir, begin_s: float) -> list[tuple[Cell, ...]]:
+  """Returns a row per fault of a chaos run; none if it was not judged.
+
+  Args:
+    begin_s: since the epoch; what times are counted from.
+  """
+  try:
+    verdict = json.loads((run_dir.chaos / 'verdict.json').read_text())
+    course = json.loads((run_dir.chaos / 'course.json').read_text())
+  except FileNotFoundError:
+    return []
+  rows = []
+  for each in verdict['outcomes']:
+    at_s = each['begun_s']
+    if at_s is not None:  # It was performed.
+      at_s += course['began_s'] - begin_s
+    rows.append(tuple(each[key] if key != 'at' else at_s for key in FAULTS))
+  return rows
+
+
+def _faults(run: FollowedRun, suffix: str, head: str) -> Iterator[Table]:
+  if rows := fault_rows(run.workdir, run.begin_s):
     yield Table(
       f'faults{suffix}',
       f'{head}Faults, and what the others did',
-      columns,
-      tuple(
-        (
-          each.number, each.kind, each.target, each.at_s, each.back_s,
-          each.lost_s, each.stall_s, each.counted, each.failed,
-        )
-        for each in hits
-      ),
+      tuple(Column(name, digits) for name, digits in FAULTS.values()),
+      tuple(rows),
       notes=(
         'Back: merged again, or a round closed again. Lost: time of its target '
         'without a step meanwhile. Longest stall: between two steps of any '
         'learner that no fault explains, less its usual step. Counted: bytes '
         'that were held, delayed or throttled, or chunks that stalled.',
       ),
-    )  # fmt: skip
+    )
 
 
 def timeline(

@@ -7,7 +7,7 @@ import threading
 import time
 
 from diloco.metrics import status
-from diloco.monitoring import run_metrics
+from diloco.monitoring import monitor
 from diloco.monitoring.http_pages import HTML, JSON, PageServer, check_host
 from diloco.pages import page
 from diloco.pages.parts import ReportPage
@@ -65,6 +65,6 @@ class WatchServer(PageServer):
         return JSON, json.dumps(found and status.as_json(found))
       case '/metrics':
         self.page()
-        text = run_metrics.text(self._followed.status)
-        return run_metrics.CONTENT_TYPE, text
+        text = monitor.text(self._followed.status)
+        return monitor.CONTENT_TYPE, text
     return None

@@ -11,10 +11,10 @@ import pathlib
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
 from diloco.monitoring import monitor_flags
 from launch.job import JobSpec
@@ -121,21 +121,20 @@ class Backend:
     return output
 
 
-def check_evaluator(whole: JobSpec, is_shared: bool) -> None:
-  """Refuses an evaluator that would not see the checkpoints of all shards.
+def seeing(whole: JobSpec, is_shared: bool) -> JobSpec:
+  """Leaves out an evaluator that would not see the checkpoints of all shards.
 
-  Raises:
-    ConfigError: says what would do.
+  Args:
+    is_shared: whether all machines have one workdir.
   """
-  if whole.shards and whole.evaluator and not is_shared:
-    raise ConfigError(
-      [
-        f'config.syncer.shards={1 + len(whole.shards)} with '
-        'config.run.eval_every_rounds: the evaluator reads the checkpoints of '
-        'all shards; give one workdir to all (--shared_claim, or Slurm), or 0 '
-        'rounds'
-      ]
-    )
+  if not (whole.shards and whole.evaluator) or is_shared:
+    return whole
+  print(
+    'note: no evaluator runs: it would not see the checkpoints of all shards; '
+    'one workdir for all (--shared_claim, or Slurm) has them',
+    file=sys.stderr,
+  )
+  return dataclasses.replace(whole, evaluator=None)
 
 
 # Command lines with the addresses that only the machines themselves know. What

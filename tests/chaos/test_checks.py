@@ -8,9 +8,10 @@ import types
 import pytest
 
 from diloco.faults import Fault
-from diloco.metrics import names, recorded_faults
+from diloco.metrics import names
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir
+from diloco.watch import run_page
 from launch.chaos import checks
 from launch.chaos.checks import Record
 from launch.chaos.conductor import COURSE, Course
@@ -257,8 +258,8 @@ def test_the_page_of_a_run_reads_the_outcomes(tmp_path):
   for extra in ({}, {'in_use': True}):  # As 0.1.0 wrote it.
     told = {'outcomes': [{**each, **extra} for each in outcomes]}
     (workdir.chaos / checks.VERDICT).write_text(json.dumps(told))
-    cut, kill = recorded_faults.read(workdir, T0 - 10.0)
-    assert (cut.kind, cut.at_s, kill.back_s) == ('cut', 15.0, 9.25)
+    cut, kill = run_page.fault_rows(workdir, T0 - 10.0)
+    assert (cut[1], cut[3], kill[4]) == ('cut', 15.0, 9.25)
 
 
 # Single checks, of tapes and of a launcher's events.

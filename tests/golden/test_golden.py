@@ -60,7 +60,7 @@ def test_the_timeline_has_every_round_and_the_death(tmp_path):
   shown = diloco('tape', str(unpack('run', tmp_path)))
   assert len(re.findall(r'round \d+ ', shown)) >= 101
   assert 'the run is over at step 200, 101 rounds' in shown
-  assert '1 death:' in shown
+  assert len(re.findall(r'learner \d+  lost: ', shown)) == 1
 
 
 @pytest.mark.parametrize('name', ['run', 'lab', 'sweep'])

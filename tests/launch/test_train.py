@@ -16,7 +16,6 @@ import diloco.__main__ as commands
 from diloco import __version__
 from diloco.config import run_config
 from diloco.metrics import names
-from diloco.metrics.status import Evaluation
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from experiments import train as train_config
 from launch import epochs, train
@@ -311,20 +310,18 @@ def test_train_takes_them_unless_steps_are_given(text):
 
 def test_a_loss_that_rose_is_called_over_fitted(tmp_path):
   workdir = Workdir(tmp_path)
-  evaluation = Evaluation(1, 5.5, 5.265, None, None)
-  assert epochs.over_fitted(workdir, evaluation) is None, 'nothing is known'
+  assert epochs.over_fitted(workdir) is None, 'nothing is known'
   path = workdir.metrics(EVALUATOR)
   path.parent.mkdir()
-  curve = {20: 5.3433, 160: 2.3982, 200: 2.5529, 400: 5.2645}
-  path.write_text(
-    ''.join(
-      json.dumps({'step': step, names.EVAL_LOSS: loss}) + '\n'
-      for step, loss in curve.items()
-    )
-  )
-  assert epochs.over_fitted(workdir, evaluation) == (
+  curve = {20: 5.3433, 160: 2.3982, 200: 2.5529, 400: 5.2651}
+  lines = [
+    json.dumps({'step': step, names.EVAL_LOSS: loss}) + '\n'
+    for step, loss in curve.items()
+  ]
+  path.write_text(''.join(lines))
+  assert epochs.over_fitted(workdir) == (
     'the loss on held-out text rose from its minimum 2.398 at step 160 to '
     '5.265: over-fitted. More text, or about 160 steps, give a better model'
   )
-  good = Evaluation(1, 5.5, 2.41, None, None)
-  assert epochs.over_fitted(workdir, good) is None
+  path.write_text(''.join(lines[:2]))
+  assert epochs.over_fitted(workdir) is None

@@ -10,12 +10,11 @@ import tarfile
 import pytest
 
 from diloco.metrics import figures, status
-from diloco.metrics.recorded_run import NoReport
+from diloco.metrics.recorded_run import FollowedRun, NoReport
 from diloco.metrics.workdir import EVALUATOR
 from diloco.pages.parts import Chart, Prose, Table
 from diloco.watch import run_page
 from diloco.watch.folders import FollowedFolders
-from diloco.watch.followed_run import FollowedRun
 from tests.prediction import recorded
 from tests.watch.test_followed_run import AWAY, UNTIL_S, followed, told
 

@@ -15,7 +15,7 @@ import threading
 import pytest
 
 from diloco.metrics import status
-from diloco.monitoring import http_pages, run_metrics
+from diloco.monitoring import http_pages, monitor
 from diloco.watch import watch_server
 from diloco.watch.watch_server import WatchServer
 from tests.prediction import recorded
@@ -107,9 +107,9 @@ def test_metrics_are_in_the_text_format(server):
 
 
 def test_labels_are_escaped_and_unknown_values_left_out():
-  assert run_metrics.text(None) == ''
+  assert monitor.text(None) == ''
   odd = dataclasses.replace(told(1, 0.0), run='a"b\\c\n', age_steps=None)
-  text = run_metrics.text(odd)
+  text = monitor.text(odd)
   assert 'run="a\\"b\\\\c\\n"' in text
   assert 'diloco_offer_age_steps{' not in text
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 import jax
 from absl import logging
 
-from diloco.checkpoint import orbax_files
+from diloco.checkpoint import host_files, orbax_files
 from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.config import flags as config_flags
@@ -229,10 +229,7 @@ def _records(
   folder, files = workdir.checkpoints(name), orbax_files.SOLE
   if process_group.hosts > 1:
     folder = workdir.host_checkpoints(name, process_group.index)
-    # Not at the top: it imports Orbax, which others need for a checkpoint only.
-    from diloco.checkpoint import host_files
-
-    files = host_files.HostFiles(process_group.index)
+    files = host_files.HostFiles()
   checkpoint = run_spec.config.checkpoint
   return LearnerRecords(
     folder,
