@@ -61,7 +61,7 @@ def _introduce(state: SyncerState, learner: int):
     state.change(learner, seeks_since_s=None)
     state.send(learner, messages.NoState(_why_none(state, member)))
     return
-  busy = {x.donor for x in state.members.values()}
+  busy = _busy(state)
   free = [donor for donor in donors if donor not in busy]
   if not free:
     return  # Every donor serves another newcomer; a turn will come.
@@ -75,6 +75,11 @@ def _introduce(state: SyncerState, learner: int):
   state.record('donor', learner, f'learner {donor} is asked for its state')
   request = messages.Donate(learner, member.incarnation, tuple(state.versions))
   state.send(donor, request)
+
+
+def _busy(state: SyncerState) -> set[tuple[int, int] | None]:
+  """Returns the sessions that are giving their state to a newcomer."""
+  return {x.donor for x in state.members.values()}
 
 
 def _why_none(state: SyncerState, member: Member) -> str:
