@@ -32,7 +32,7 @@ def main(config) -> int:
   from diloco.monitoring import monitor_flags
   from diloco.run.exposure import given_access
   from diloco.run.spec import make_run_spec
-  from diloco.syncer.shard_server import LeadAbsent, ShardRefused, ShardServer
+  from diloco.syncer.shard_server import ShardRefused, ShardServer
   from diloco.transport.control_client import ConnectFailed
   from diloco.transport.planes import make_plane
   from diloco.transport.sockets import BadAddress, HostUnknown
@@ -65,7 +65,7 @@ def main(config) -> int:
   try:
     with config_flags.refusing(ShardRefused, BadAddress, flag=lead):
       finished = server.run()
-  except (LeadAbsent, ConnectFailed, HostUnknown) as error:
+  except (ConnectFailed, HostUnknown) as error:
     print(f'error: {lead}: {error}', file=sys.stderr)
     return 1
   finally:

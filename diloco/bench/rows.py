@@ -145,7 +145,7 @@ class SyncerRounds:
     self._take(orders.PartMerged)
     self._shard.perform(orders.InstallPart(job, self._round, p))
     to = tuple(orders.Recipient(m, 1, job) for m in learners)
-    self._shard.perform(orders.PublishPart(job, job, p, to))
+    self._shard.perform(orders.OfferPart(job, job, p, to))
 
   def _next_job(self) -> int:
     self._job += 1

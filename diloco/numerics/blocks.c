@@ -278,13 +278,6 @@ static double sum_of_squares(const float *x, long n) {
   return sum_of_squares(x, half) + sum_of_squares(x + half, n - half);
 }
 
-// Σ x² of each SUM_VALUES values; merge.norm adds them up.
-int diloco_squares(const float *x, long n, double *sums) {
-  for (long at = 0; at < n; at += SUM_VALUES)
-    *sums++ = sum_of_squares(x + at, n - at < SUM_VALUES ? n - at : SUM_VALUES);
-  return 0;
-}
-
 // The checks of a contribution, without its values in memory: the bits of the
 // largest magnitude, and Σ x² of each SUM_VALUES values. `room` holds as many.
 INLINE uint32_t inspect_all(const uint8_t *data, long n, long block, int bits,
@@ -320,23 +313,8 @@ INLINE void add_scaled(float c, const float *v, long n, int first,
   }
 }
 
-// merge._sum: Σ c·v in the order given, in tiles that stay in the cache, and
-// Σ x² of the result as diloco_squares gives it.
-CLONES int diloco_weighted_sum(const float *const *vs, const float *cs, long m,
-                               long n, float *restrict sum, double *squares) {
-  for (long at = 0; at < n; at += SUM_VALUES) {
-    long end = n - at < SUM_VALUES ? n : at + SUM_VALUES;
-    for (long i = at; i < end; i += TILE_VALUES) {
-      long width = end - i < TILE_VALUES ? end - i : TILE_VALUES;
-      for (long k = 0; k < m; k++)
-        add_scaled(cs[k], vs[k] + i, width, k == 0, sum + i);
-    }
-    *squares++ = sum_of_squares(sum + at, end - at);
-  }
-  return 0;
-}
-
-// The same of encoded v, each tile decoded when it is added.
+// merge._sum of encoded v: Σ c·v in the order given, in tiles that stay in the
+// cache, each decoded when it is added, and Σ x² of each SUM_VALUES of the result.
 INLINE void sum_all(const uint8_t *const *datas, const float *cs, long m, long n,
                     long block, int bits, int scale_bytes, float *restrict sum,
                     double *squares) {

@@ -392,7 +392,7 @@ class EncodedArray:
 
   Attributes:
     largest: max |x|, NaN if one is.
-    squares: `native.squares` of the decoded values.
+    squares: Σ x² of each `native.SUM_VALUES` decoded values.
   """
 
   codec: BlockCodec

@@ -148,9 +148,6 @@ def _squares(v: np.ndarray | EncodedArray):
   """Returns Σ x² of each `native.SUM_VALUES` values."""
   if isinstance(v, EncodedArray):
     return v.squares
-  sums = native.squares(v)
-  if sums is not None:
-    return sums
   vector, step = v.reshape(-1), native.SUM_VALUES
   return [
     np.square(vector[i : i + step], dtype=np.float64).sum()
@@ -182,9 +179,6 @@ def _sum(terms) -> tuple[np.ndarray, float]:
     )
     return total, math.sqrt(math.fsum(squares))
   vs = [np.asarray(v) for v in vs]
-  found = native.weighted_sum(factors, vs)
-  if found is not None:
-    return found[0], math.sqrt(math.fsum(found[1]))
   total = None
   for c, v in zip(factors, vs):
     if total is None:

@@ -117,22 +117,14 @@ class Partition:
 
   def needed(self, pieces: Sequence[Piece], host: int) -> tuple[Slice, ...]:
     """Returns the boxes of the pieces on a host's devices, in order."""
-    return tuple(
-      box
-      for piece in pieces
-      for box in self._boxes(piece, self._held(piece), host)
-    )
+    return self._boxes(pieces, host, first=False)
 
   def offered(self, pieces: Sequence[Piece], host: int) -> tuple[Slice, ...]:
     """Returns the boxes that a host offers.
 
     Each value is offered only by the first device that holds it.
     """
-    return tuple(
-      box
-      for piece in pieces
-      for box in self._boxes(piece, self._first(piece), host)
-    )
+    return self._boxes(pieces, host, first=True)
 
   def to_text(self) -> str:
     """Returns the partition as text, for the hello."""
@@ -141,13 +133,21 @@ class Partition:
     )
 
   def _boxes(
-    self, piece: Piece, found: Iterable[tuple[int, Slice]], host: int
+    self, pieces: Sequence[Piece], host: int, first: bool
   ) -> tuple[Slice, ...]:
-    mine = {box.ranges: box for owner, box in found if owner == host}
-    return tuple(_joined(piece, list(mine)))
+    """Returns a host's boxes; `first`: those that no device before it holds."""
+    boxes = []
+    for piece in pieces:
+      seen, mine = set(), set()
+      for owner, ranges in self._held(piece):
+        if owner == host and not (first and ranges in seen):
+          mine.add(ranges)
+        seen.add(ranges)
+      boxes += _joined(piece, list(mine))
+    return tuple(boxes)
 
-  def _held(self, piece: Piece) -> Iterable[tuple[int, Slice]]:
-    """Yields (host, box) of every device."""
+  def _held(self, piece: Piece) -> Iterable[tuple[int, tuple[Range, ...]]]:
+    """Yields (host, ranges of its box) of every device."""
     sizes = [size for _, size in self.axes]
     splits = self.piece_splits(piece)
     names = [name for name, _ in self.axes]
@@ -161,15 +161,7 @@ class Partition:
         axis = names.index(name)
         part = size // sizes[axis]
         ranges.append((int(at[axis]) * part, (int(at[axis]) + 1) * part))
-      yield host, Slice(piece, tuple(ranges))
-
-  def _first(self, piece: Piece) -> Iterable[tuple[int, Slice]]:
-    """Yields (host, box) of the first device of each box."""
-    seen = set()
-    for host, box in self._held(piece):
-      if box.ranges not in seen:
-        seen.add(box.ranges)
-        yield host, box
+      yield host, tuple(ranges)
 
 
 def from_text(

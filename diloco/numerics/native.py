@@ -43,9 +43,7 @@ _ARGUMENTS = {
   'diloco_encode': (_POINTER, *_CODEC, _POINTER),
   'diloco_decode': (_POINTER, *_CODEC, _POINTER),
   'diloco_sgd_send': (_POINTER, _FLOAT, _FLOAT, _INT, *_CODEC, _POINTER),
-  'diloco_squares': (_POINTER, _LONG, _POINTER),
   'diloco_inspect': (_POINTER, *_CODEC, _POINTER, _POINTER),
-  'diloco_weighted_sum': (*[_POINTER] * 2, _LONG, _LONG, *[_POINTER] * 2),
   'diloco_weighted_sum_encoded': (
     *(_POINTER, _POINTER, _LONG),
     *(*_CODEC, _POINTER, _POINTER),
@@ -169,22 +167,13 @@ def sgd_send(
   return None if declined else results
 
 
-def squares(x: np.ndarray) -> np.ndarray | None:
-  """Returns Σ x² of each `SUM_VALUES` values, f64."""
-  library = load()
-  if library is None or not _vectors(x):
-    return None
-  sums = _sums(x.size)
-  library.diloco_squares(_at(x), x.size, _at(sums))
-  return sums
-
-
 def inspect(
   codec: 'BlockCodec', data: np.ndarray, n: int
 ) -> tuple[float, np.ndarray] | None:
-  """Returns max |x|, NaN if any is, and `squares` of what `data` decodes to.
+  """Returns max |x|, NaN if any is, and Σ x² of each `SUM_VALUES` values.
 
-  None also if `weighted_sum_encoded` would decline the codec.
+  The values are those that `data` decodes to. None also if
+  `weighted_sum_encoded` would decline the codec.
   """
   library = _of(codec)
   if library is None or TILE_VALUES % codec.block_size or not _plain(data):
@@ -197,30 +186,16 @@ def inspect(
   return float(largest), sums
 
 
-def weighted_sum(
-  factors: Sequence[float], vs: Sequence[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray] | None:
-  """Returns Σ c·v in f32, in the order given, and its `squares`."""
-  library = load()
-  if library is None or not _vectors(*vs):
-    return None
-  total, sums = np.empty_like(vs[0]), _sums(vs[0].size)
-  given = _pointers(vs), np.array(factors, np.float32)
-  library.diloco_weighted_sum(
-    *map(_at, given), len(vs), total.size, _at(total), _at(sums)
-  )
-  return total, sums
-
-
 def weighted_sum_encoded(
   codec: 'BlockCodec',
   factors: Sequence[float],
   datas: Sequence[np.ndarray],
   shape: tuple[int, ...],
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns what `weighted_sum` does of the decoded `datas`.
+  """Returns Σ c·v in f32, in the order given, and Σ x² as `inspect` does.
 
-  Each has been through `inspect`.
+  Args:
+    datas: encoded v, each of which has been through `inspect`.
   """
   total = np.empty(shape, np.float32)
   sums = _sums(total.size)

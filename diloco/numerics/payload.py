@@ -168,15 +168,11 @@ def cut(
     boxes: slices of some of them, in their order.
     codec: the codec that wrote the data.
   """
-  starts, start = {}, 0
-  for piece in pieces:
-    starts[piece.name] = start
-    start += codec.nbytes(piece.size)
+  encoded = {piece.name: part for piece, part in _parts(data, pieces, codec)}
   parts = [np.empty(0, np.uint8)]
   for box in boxes:
-    start, size = starts[box.piece.name], box.piece.size
-    encoded = data[start : start + codec.nbytes(size)]
-    parts.append(codec.select(encoded, size, _cover(box, codec).blocks))
+    whole, blocks = encoded[box.piece.name], _cover(box, codec).blocks
+    parts.append(codec.select(whole, box.piece.size, blocks))
   return np.concatenate(parts)
 
 

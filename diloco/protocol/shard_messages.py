@@ -43,14 +43,14 @@ class Admitted(SessionKey, FromShard):
 
 
 class PartPulled(FromShard):
-  """Answer to `PullPart`: the bytes are complete and finite."""
+  """Answer to `PullPart`: an offer's bytes are complete and finite."""
 
   job: int
   norm: float  # L2 norm of the own pieces of v_m.
 
 
 class PartFailed(FromShard):
-  """Answer to a `PullPart` or `TakePart` that failed."""
+  """Answer to a `PullPart` that failed."""
 
   job: int
   reason: str
@@ -73,7 +73,7 @@ class HostParts(SessionKey):
 
 
 class PartOffered(FromShard):
-  """Answer to `PublishPart`, `ServePart` or `CollectPart`: it is on offer."""
+  """Answer to `OfferPart`: it is on offer."""
 
   job: int
   part: Part  # For learners of one host.
@@ -81,7 +81,7 @@ class PartOffered(FromShard):
 
 
 class PartTaken(FromShard):
-  """Answer to `TakePart`: the bytes are here, but not installed."""
+  """Answer to `PullPart`: a lost fragment is here, but not installed."""
 
   job: int
   crcs: tuple[int, ...]  # CRCs of the pieces.
@@ -116,7 +116,7 @@ class Release(SessionKey, FromLead):
 
 
 class PullPart(FromLead):
-  """Pull the own part of an offer, for a round."""
+  """Pull the own part of an offer, or of a copy of a lost fragment."""
 
   job: int
   round: int
@@ -124,6 +124,7 @@ class PullPart(FromLead):
   incarnation: int
   fragment: int
   payload: Payload
+  lost: bool = False  # It is a learner's copy of a fragment that is lost.
 
 
 class CancelPart(FromLead):
@@ -157,31 +158,16 @@ class InstallPart(FromLead):
   fragment: int
 
 
-class PublishPart(FromLead):
-  """Offer the outer update that job `merge` produced."""
+class OfferPart(FromLead):
+  """Offer an outer update, or the own part of the full fragment.
+
+  Without recipients the latter is offered to the lead, under `job`.
+  """
 
   job: int
-  merge: int  # Job number of a `MergePart`.
+  merge: int  # Job number of a `MergePart`; 0: the full fragment.
   fragment: int
   recipients: tuple[Recipient, ...]
-
-
-class ServePart(FromLead):
-  """Offer the own part of the full fragment."""
-
-  job: int
-  fragment: int
-  recipient: Recipient
-
-
-class TakePart(FromLead):
-  """Pull the own part of a learner's copy of a lost fragment."""
-
-  job: int
-  learner: int
-  incarnation: int
-  fragment: int
-  payload: Payload
 
 
 class GoOn(FromLead):
@@ -189,7 +175,7 @@ class GoOn(FromLead):
 
   fragment: int
   version: int
-  taken: int  # Job number of a `TakePart`; 0: nothing was taken.
+  taken: int  # Job number of a `PullPart`; 0: nothing was taken.
 
 
 class RetireParts(SessionKey, FromLead):
@@ -205,13 +191,6 @@ class SaveParts(FromLead):
   closed_round: int
   losses: tuple[float, ...]  # Losses of Θ where known.
   wait: bool  # Answer once it is on the disk.
-
-
-class CollectPart(FromLead):
-  """Offer the lead the own part of the full fragment, under `job`."""
-
-  job: int
-  fragment: int
 
 
 class Depart(FromLead):

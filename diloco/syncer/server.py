@@ -16,6 +16,7 @@ from absl import logging
 
 from diloco.metrics.status import RunStatus
 from diloco.metrics.workdir import Workdir
+from diloco.numerics import payload
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.config import UPDATES_KEPT
@@ -73,46 +74,36 @@ class LearnerSession:
     self.hello = hello
     self.admitted = False
     self._offers_max = offers_max
-    self._waiting: collections.deque[MessageReservation] = collections.deque()
+    # Each is empty until there is a message to be sent in its place.
+    self._waiting: collections.deque[list] = collections.deque()
     # Bytes on offer, by handle in the order of the offers.
     self._nbytes: dict[int, int] = {}
 
   def send(self, message):
     """Sends a message after all that were sent, or reserved a place, before."""
-    self.reserve().send(message)
+    self.reserve()(message)
 
-  def reserve(self) -> 'MessageReservation':
-    """Reserves the place of a message that will follow."""
-    place = MessageReservation(self._flush)
+  def reserve(self) -> Callable[[object], None]:
+    """Reserves the place of a message; returns what sends it there."""
+    place = []
     self._waiting.append(place)
-    return place
 
-  def note_offer(self, payload: messages.Payload):
+    def send(message):
+      place.append(message)
+      while self._waiting and self._waiting[0]:
+        self.session.send(*self._waiting.popleft())
+
+    return send
+
+  def note_offer(self, found: messages.Payload):
     """Notes an offer that can be fetched now."""
-    self._nbytes[payload.handle] = payload.nbytes
+    self._nbytes[found.handle] = found.nbytes
     if len(self._nbytes) > self._offers_max:
       del self._nbytes[next(iter(self._nbytes))]
 
   def retire(self, handle: int) -> int:
     """Drops a fetched offer; returns its bytes, or 0 if unknown."""
     return self._nbytes.pop(handle, 0)
-
-  def _flush(self):
-    while self._waiting and self._waiting[0].message is not None:
-      self.session.send(self._waiting.popleft().message)
-
-
-class MessageReservation:
-  """The reserved place of a message in one session."""
-
-  def __init__(self, flush: Callable[[], None]):
-    self._flush = flush
-    self.message = None  # Until there is one.
-
-  def send(self, message):
-    """Sends `message` in this place."""
-    self.message = message
-    self._flush()
 
 
 class SyncerServer:
@@ -409,11 +400,12 @@ class SyncerServer:
         self._stats.note_fetched(effect.learner, nbytes)
 
   def _publish(self, effect: syncer_events.Publish):
-    merged = self._shards.take_merged(effect.round)
+    merged = self._shards.merged.pop(effect.round)
+    crc = payload.crc_of(merged.crcs)
     self._shards.install(effect, merged, here=True)
     self._stats.note_publish(effect)
     # First save what must not be lost, then tell the others.
-    published = line_of(closing_line(effect, merged.crc))
+    published = line_of(closing_line(effect, crc))
     saved_round = self._disk.saved_round
     self._disk.keep(self._machine.ledger(), self._run_crcs(), published)
     self._shards.install(effect, merged, here=False)
@@ -429,13 +421,13 @@ class SyncerServer:
       if (peer := self._admitted(key)) is not None
     }
 
-    def say(key: Key, payload: messages.Payload, part_crcs: tuple[int, ...]):
+    def say(key: Key, found: messages.Payload, part_crcs: tuple[int, ...]):
       peer = self._admitted(key)
       if peer is not None:
-        peer.note_offer(payload)
-      places[key].send(effect.update(key, payload, merged.crc, part_crcs))
+        peer.note_offer(found)
+      places[key](effect.update(key, found, crc, part_crcs))
 
-    self._shards.publish(effect.fragment, merged, places, say)
+    self._shards.offer(effect.fragment, merged, places, say)
 
   def _run_crcs(self, lost=None) -> tuple[int | None, ...]:
     """CRCs of the run's Θ; None: unknown. `lost`: those that are not here."""
@@ -449,22 +441,23 @@ class SyncerServer:
       effect.learner,
       effect.reason,
     )
-    peer = self._admitted((effect.learner, effect.incarnation))
+    key = effect.learner, effect.incarnation
+    peer = self._admitted(key)
     if peer is None:
       return
     p = effect.fragment
     version, crc = self._shards.versions()[p], self._shards.crcs()[p]
     place = peer.reserve()
 
-    def say(payload: messages.Payload, part_crcs: tuple[int, ...]):
-      peer.note_offer(payload)
-      place.send(
+    def say(_, found: messages.Payload, part_crcs: tuple[int, ...]):
+      peer.note_offer(found)
+      place(
         messages.FullFragment(
-          p, version, payload, crc, *effect.merged, part_crcs
+          p, version, found, crc, *effect.merged, part_crcs
         )
       )
 
-    self._shards.serve(effect, say)
+    self._shards.offer(p, None, [key], say)
 
   # After a restart ----------------------------------------------------------
 

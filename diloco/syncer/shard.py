@@ -128,11 +128,11 @@ class Shard:
     self._crash = crash
     self._paces: dict[int, TransferPace] = {}  # By learner id.
     self._ends: dict[Key, PeerEnds] = {}
-    self._lock = threading.Lock()  # Guards the next three fields.
+    self._lock = threading.Lock()  # Guards the next two fields.
     self._wanted: set[int] = set()  # Jobs of the pool.
-    self._pulled: dict[int, payload_parts.Inspected] = {}  # By job.
-    # By job, with the fragment.
-    self._taken: dict[int, tuple[int, Arrays]] = {}
+    # By job: contributions, and copies of lost fragments, each with its
+    # fragment.
+    self._pulled: dict[int, tuple[int, payload_parts.Inspected | Arrays]] = {}
     self._outcomes: dict[int, OuterStep] = {}
     self._pulls = concurrent.futures.ThreadPoolExecutor(
       max_workers=run_spec.limits.pulls, thread_name_prefix='pull'
@@ -152,9 +152,7 @@ class Shard:
       case orders.RetireParts():
         self._retire(order)
       case orders.PullPart():
-        self._start(self._pull, order)
-      case orders.TakePart():
-        self._start(self._take, order)
+        self._start(order)
       case orders.CancelPart():
         self._cancel(order.pull)
       case orders.MergePart():
@@ -162,12 +160,8 @@ class Shard:
       case orders.InstallPart():
         self.model.install(order.fragment, self._outcomes[order.merge])
         self.closed_round = order.round
-      case orders.PublishPart():
-        return self._publish(order)
-      case orders.ServePart():
-        return self._serve(order)
-      case orders.CollectPart():
-        return self._collect(order)
+      case orders.OfferPart():
+        return self._offer(order)
       case orders.GoOn():
         self._go_on(order)
       case _:
@@ -202,7 +196,6 @@ class Shard:
     with self._lock:
       self._wanted.clear()
       self._pulled.clear()
-      self._taken.clear()
     self._outcomes.clear()
 
   def close(self):
@@ -253,7 +246,7 @@ class Shard:
 
   # In -----------------------------------------------------------------------
 
-  def _start(self, job, order: orders.PullPart | orders.TakePart):
+  def _start(self, order: orders.PullPart):
     ends = self._ends.get((order.learner, order.incarnation))
     if ends is None:
       failed = orders.PartFailed(order.job, 'the session has ended', False)
@@ -261,9 +254,9 @@ class Shard:
     else:
       with self._lock:
         self._wanted.add(order.job)
-      self._pulls.submit(self._guarded, job, order, ends)
+      self._pulls.submit(self._guarded, order, ends)
 
-  def _guarded(self, job, order, ends):
+  def _guarded(self, order: orders.PullPart, ends: PeerEnds):
     """Runs a job of the pool, unless it was cancelled before its turn.
 
     An error ends the process. The result of a job that was cancelled meanwhile
@@ -272,7 +265,7 @@ class Shard:
     if order.job not in self._wanted:
       return
     try:
-      answer = job(order, ends)
+      answer = (self._take if order.lost else self._pull)(order, ends)
     except (TransferFailed, payload_parts.Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
       unusable = isinstance(error, payload_parts.Unusable)
@@ -290,18 +283,22 @@ class Shard:
     """Pulls an outer gradient on the pool, fully checked."""
     v = self._pull_parts(order, ends, self._run_spec.up, payload.inspect)
     v, norm = payload_parts.checked(v)
-    self._keep(self._pulled, order.job, v)
+    self._keep(order, v)
     return orders.PartPulled(order.job, norm)
 
-  def _take(self, order: orders.TakePart, ends: PeerEnds) -> orders.PartTaken:
+  def _take(self, order: orders.PullPart, ends: PeerEnds) -> orders.PartTaken:
     """Pulls, on the pool, a learner's copy of a lost fragment."""
     theta = self._pull_parts(order, ends, self._run_spec.full)
-    self._keep(self._taken, order.job, (order.fragment, theta))
+    self._keep(order, theta)
     pieces = self._run_spec.layout.fragments[order.fragment]
     return orders.PartTaken(order.job, payload.piece_crcs(theta, pieces))
 
   def _pull_parts(
-    self, order, ends: PeerEnds, codec: Codec, decode: Decode = payload.decode
+    self,
+    order: orders.PullPart,
+    ends: PeerEnds,
+    codec: Codec,
+    decode: Decode = payload.decode,
   ):
     """Pulls what each host of a learner has for this shard, and joins it."""
     return payload_parts.pull_parts(
@@ -315,11 +312,11 @@ class Shard:
       decode,
     )
 
-  def _keep(self, where: dict, job: int, found):
+  def _keep(self, order: orders.PullPart, found):
     """Keeps the result of a job, unless it was cancelled."""
     with self._lock:
-      if job in self._wanted:
-        where[job] = found
+      if order.job in self._wanted:
+        self._pulled[order.job] = order.fragment, found
 
   def _cancel(self, job: int):
     """Cancels a pull, whether queued, in progress or done."""
@@ -333,7 +330,7 @@ class Shard:
     """Hands the contributions to the merge thread."""
     with self._lock:
       taken = {
-        learner: self._pulled.pop(job)
+        learner: self._pulled.pop(job)[1]
         for learner, job in zip(order.learners, order.pulls)
       }
     self._outcomes.clear()  # Left by a merge that was given up.
@@ -348,51 +345,37 @@ class Shard:
     if not self._merger.submit(merge):
       raise RuntimeError(f'{MERGES_MAX} merges are waiting')
 
-  def _publish(self, order: orders.PublishPart) -> orders.PartOffered:
-    data = self._outcomes.pop(order.merge).data
-    what = self._run_spec.down, UPDATES_KEPT, order.fragment, data
-    return self._offer(order.job, order.recipients, *what)
+  def _offer(self, order: orders.OfferPart) -> orders.PartOffered:
+    """Offers encoded bytes of Θ_p, cut for each session's hosts.
 
-  def _serve(self, order: orders.ServePart) -> orders.PartOffered:
-    _, data, _ = self.model.fragment(order.fragment)
-    what = self._run_spec.full, 1, order.fragment, data
-    return self._offer(order.job, [order.recipient], *what)
-
-  def _offer(
-    self,
-    job: int,
-    recipients: Sequence[orders.Recipient],
-    codec: Codec,
-    kept: int,
-    fragment: int,
-    data: np.ndarray,
-  ) -> orders.PartOffered:
-    """Offers encoded bytes of the current Θ_p, cut for each session's hosts."""
-    hosts = []
-    for to in recipients:
+    Those for the lead are to be pulled once.
+    """
+    p, hosts = order.fragment, []
+    if order.merge:
+      codec, kept = self._run_spec.down, UPDATES_KEPT
+      data = self._outcomes.pop(order.merge).data
+    else:
+      codec, kept = self._run_spec.full, 1
+      _, data, _ = self.model.fragment(p)
+      if not order.recipients:
+        self.collected.offer(order.job, data)
+    for to in order.recipients:
       ends = self._ends.get((to.learner, to.incarnation))
       if ends is None:
         continue
-      parts = ends.slice_map.cut(data, fragment, self.shard, codec)
-      ends.offer(kept, fragment, to.handle, parts)
+      parts = ends.slice_map.cut(data, p, self.shard, codec)
+      ends.offer(kept, p, to.handle, parts)
       if not ends.slice_map.whole:
-        theta = self.model.state(fragment).theta
-        crcs = ends.slice_map.crcs(theta, fragment, self.shard)
+        theta = self.model.state(p).theta
+        crcs = ends.slice_map.crcs(theta, p, self.shard)
         said = tuple(part_of(each) for each in parts)
         hosts.append(orders.HostParts(to.learner, to.incarnation, said, crcs))
-    return orders.PartOffered(job, part_of(data), tuple(hosts))
-
-  def _collect(self, order: orders.CollectPart) -> orders.PartOffered:
-    """Offers a fragment to the lead under the job's number, to be pulled
-    once.
-    """
-    _, data, _ = self.model.fragment(order.fragment)
-    self.collected.offer(order.job, data)
-    return orders.PartOffered(order.job, part_of(data), ())
+    return orders.PartOffered(order.job, part_of(data), tuple(hosts))
 
   def _go_on(self, order: orders.GoOn):
-    theta = self._taken[order.taken][1] if order.taken else None
+    theta = self._pulled[order.taken][1] if order.taken else None
     self.model.go_on(order.fragment, order.version, theta)
-    for job, (fragment, _) in list(self._taken.items()):
-      if fragment == order.fragment:
-        del self._taken[job]
+    with self._lock:  # Of a fragment that was lost nothing else is here.
+      for job, (fragment, _) in list(self._pulled.items()):
+        if fragment == order.fragment:
+          del self._pulled[job]

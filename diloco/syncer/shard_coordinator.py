@@ -84,20 +84,6 @@ class ShardRequest:
   given_up: Callable[[], None] = _nobody
 
 
-@dataclasses.dataclass(frozen=True)
-class CompletedOuterStep:
-  """An outer step that the owner of the fragment has made.
-
-  Attributes:
-    crc: of the resulting Θ_p.
-    part: the outer update's bytes.
-  """
-
-  job: int
-  crc: int
-  part: Part
-
-
 class ShardCoordinator:
   """The shards of one syncer, as its lead, shard 0, sees them.
 
@@ -109,6 +95,7 @@ class ShardCoordinator:
   Attributes:
     run: version and CRC that the run has of each fragment; of the lead's own,
       those that are here.
+    merged: outer steps that are to be published, by round.
     unsaved: shards that are writing their last checkpoint.
   """
 
@@ -141,7 +128,7 @@ class ShardCoordinator:
     self._jobs: dict[int, ShardRequest] = {}
     # Jobs of pulls, in progress or done.
     self._pulls: dict[PullKey, int] = {}
-    self._merged: dict[int, CompletedOuterStep] = {}  # By round.
+    self.merged: dict[int, orders.PartMerged] = {}
     # Job and CRC of a learner's copy of a lost fragment.
     self._taken: dict[tuple[int, Key], tuple[int, int]] = {}
 
@@ -385,9 +372,7 @@ class ShardCoordinator:
     )
 
     def done(answer: orders.PartMerged):
-      self._merged[effect.round] = CompletedOuterStep(
-        answer.job, payload.crc_of(answer.crcs), answer.part
-      )
+      self.merged[effect.round] = answer
       return events.Merged(effect.round)
 
     self._begin(
@@ -402,12 +387,8 @@ class ShardCoordinator:
       ),
     )
 
-  def take_merged(self, round_: int) -> CompletedOuterStep:
-    """Returns the result of a round's merge, to be published."""
-    return self._merged.pop(round_)
-
   def install(
-    self, effect: events.Publish, merged: CompletedOuterStep, here: bool
+    self, effect: events.Publish, merged: orders.PartMerged, here: bool
   ):
     """Installs the result if the lead owns the fragment, or else has its owner
     do so.
@@ -415,7 +396,7 @@ class ShardCoordinator:
     With `here` it comes first, and is the run's new version; other shards
     follow once the ledger has the close.
     """
-    p, new = effect.fragment, (effect.version, merged.crc)
+    p, new = effect.fragment, (effect.version, payload.crc_of(merged.crcs))
     if here:
       self.run[p] = new
     owner = self._owners.of[p]
@@ -423,67 +404,45 @@ class ShardCoordinator:
       self._tell(owner, orders.InstallPart(merged.job, effect.round, p))
       self._present[owner].held[p] = self._present[owner].outer[p] = new
 
-  def publish(
+  def offer(
     self,
     fragment: int,
-    merged: CompletedOuterStep,
+    merged: orders.PartMerged | None,
     recipients: Iterable[Key],
     done: Callable[[Key, Payload, tuple[int, ...]], None],
   ):
-    """Offers the outer update to sessions.
+    """Offers an outer update, or the full fragment, to sessions.
 
     Args:
+      merged: the outer step; None: the full fragment.
       done: called with each session and what to tell it: the payload, and for a
         learner of several hosts the CRCs of their slices of Θ_p, by part.
     """
-    codec = self._run_spec.down.name
+    codec = self._run_spec.down if merged else self._run_spec.full
     to = tuple(
       orders.Recipient(*key, next(self._handles)) for key in recipients
     )
 
-    def offered(hosts: Sequence[orders.HostParts] = ()):
+    def offered(whole: Part, hosts: Sequence[orders.HostParts] = ()):
       for each in to:
-        parts, crcs = self._by_part(each, fragment, merged.part, hosts)
-        found = announced_parts(each.handle, codec, parts)
+        parts, crcs = self._by_part(each, fragment, whole, hosts)
+        found = announced_parts(each.handle, codec.name, parts)
         done((each.learner, each.incarnation), found, crcs)
 
-    # A learner told of a dead shard's offer asks for the whole fragment.
-    self._begin(
-      ShardRequest(
-        fragment, lambda answer: offered(answer.hosts), given_up=offered
-      ),
-      lambda job: orders.PublishPart(job, merged.job, fragment, to),
-    )
-
-  def serve(
-    self,
-    effect: events.SendFull,
-    done: Callable[[Payload, tuple[int, ...]], None],
-  ):
-    """Offers the full fragment to one session; calls `done` with what to tell
-    it.
-    """
-    p, full = effect.fragment, self._run_spec.full
-    to = orders.Recipient(
-      effect.learner, effect.incarnation, next(self._handles)
-    )
-
-    def offered(part: Part, hosts: Sequence[orders.HostParts] = ()):
-      parts, crcs = self._by_part(to, p, part, hosts)
-      done(announced_parts(to.handle, full.name, parts), crcs)
-
     def given_up():
-      """Announces what nobody offers; the learner will ask again."""
-      pieces = self._run_spec.layout.fragments[p]
-      offered(Part(payload.payload_bytes(pieces, full), 0))
+      """Announces what no shard offers: a learner asks for the fragment."""
+      pieces = self._run_spec.layout.fragments[fragment]
+      full = Part(payload.payload_bytes(pieces, codec), 0)
+      offered(merged.part if merged else full)
 
+    merge = merged.job if merged else 0
     self._begin(
       ShardRequest(
-        p,
+        fragment,
         lambda answer: offered(answer.part, answer.hosts),
         given_up=given_up,
       ),
-      lambda job: orders.ServePart(job, p, to),
+      lambda job: orders.OfferPart(job, merge, fragment, to),
     )
 
   def take(self, effect: events.TakeFragment):
@@ -506,7 +465,9 @@ class ShardCoordinator:
 
     self._begin(
       ShardRequest(p, done, failed),
-      lambda job: orders.TakePart(job, *session, p, effect.offered.payload),
+      lambda job: orders.PullPart(
+        job, 0, *session, p, effect.offered.payload, lost=True
+      ),
     )
 
   def relabel(self, effect: events.AdoptVersion):
@@ -552,7 +513,7 @@ class ShardCoordinator:
 
     self._begin(
       ShardRequest(fragment, offered, given_up=lambda: done(None)),
-      lambda job: orders.CollectPart(job, fragment),
+      lambda job: orders.OfferPart(job, 0, fragment, ()),
     )
 
   def depart(self):

@@ -33,10 +33,6 @@ RETRY_S = 0.2  # Between two attempts.
 ALIVE_EVERY_S = 1.0  # Interval of `Alive` messages when nothing else is sent.
 
 
-class LeadAbsent(Exception):
-  """No lead was found in the time that the configuration allows."""
-
-
 class ShardRefused(Exception):
   """The lead refuses this process, and would refuse any other."""
 
@@ -89,8 +85,8 @@ class ShardServer:
     """Serves until the run is over; returns False if it was stopped before.
 
     Raises:
-      LeadAbsent: there was no lead in time, at the start.
-      Refused: the lead refuses this process.
+      ConnectFailed: there was no lead in time, at the start.
+      ShardRefused: the lead refuses this process.
     """
     give_up_s = time.monotonic() + self._connect_s
     while not self._stopped.is_set():
@@ -144,7 +140,7 @@ class ShardServer:
         if isinstance(error, HostUnknown | NotAdmitted):
           raise
         if time.monotonic() >= give_up_s:
-          raise LeadAbsent(
+          raise ConnectFailed(
             f'no lead at {self._address} within {self._connect_s} s: {error}'
           ) from error
       self._stopped.wait(RETRY_S)

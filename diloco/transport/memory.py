@@ -13,33 +13,15 @@ from diloco.transport.data_plane import OfferTable
 SCHEME = 'memory'
 
 
-class MemoryNetwork:
-  """The publishers of all planes that were made on it; thread-safe."""
+class MemoryNetwork(dict):
+  """The publishers of all planes that were made on it, by address.
+
+  Its operations are those of a dictionary, each of which is atomic.
+  """
 
   def __init__(self):
-    self._lock = threading.Lock()
-    self._numbers = itertools.count(1)
-    self._publishers: dict[str, MemoryPublisher] = {}
-
-  def add(self, publisher: 'MemoryPublisher', peer: str) -> str:
-    """Registers a publisher and returns its address."""
-    with self._lock:
-      address = f'{SCHEME}://{peer}/{next(self._numbers)}'
-      self._publishers[address] = publisher
-    return address
-
-  def remove(self, address: str) -> None:
-    """Forgets a publisher; does nothing if there is none."""
-    with self._lock:
-      self._publishers.pop(address, None)
-
-  def find(self, address: str) -> 'MemoryPublisher':
-    """Returns the publisher at `address`; raises `Unreachable`."""
-    with self._lock:
-      publisher = self._publishers.get(address)
-    if publisher is None:
-      raise data_plane.Unreachable(f'no publisher at {address}')
-    return publisher
+    super().__init__()
+    self.numbers = itertools.count(1)
 
 
 # All memory planes of a process share it; its addresses are never reused.
@@ -54,11 +36,12 @@ class MemoryPublisher(OfferTable):
   ):
     self._open_ends = open_ends
     self._network = network
-    super().__init__(network.add(self, peer))
+    super().__init__(f'{SCHEME}://{peer}/{next(network.numbers)}')
+    network[self.address] = self
 
   def close(self) -> None:
     self._open_ends.discard(self)
-    self._network.remove(self.address)
+    self._network.pop(self.address, None)
     self.clear()
 
 
@@ -77,7 +60,10 @@ class MemoryFetcher:
     if self._closed.is_set():
       raise data_plane.Closed(f'fetcher from {self._address} is closed')
     data_plane.check_request(payload, self._address)
-    data = self._network.find(self._address).take(payload.handle)
+    publisher = self._network.get(self._address)
+    if publisher is None:
+      raise data_plane.Unreachable(f'no publisher at {self._address}')
+    data = publisher.take(payload.handle)
     data_plane.check_arrival(payload, data, self._address)
     return data
 

@@ -191,14 +191,11 @@ def free_port(host: str = LOOPBACK, count: int = 1) -> int:
 # off; a duplicate of the file descriptor does. Linux only (`/proc/self/fd`).
 
 
-def tcp_sockets() -> Iterator[tuple[int, socket.socket]]:
-  """Yields inode and a duplicate of each TCP socket; closes the duplicate."""
-  for _, inode, found in _tcp_sockets():
-    yield inode, found
-
-
 def _tcp_sockets() -> Iterator[tuple[int, int, socket.socket]]:
-  """Yields inode, descriptor number and duplicate of each TCP socket."""
+  """Yields descriptor number, inode and a duplicate of each TCP socket.
+
+  It closes the duplicate.
+  """
   with _scanning:
     for name in os.listdir(_FD_FOLDER):
       try:
@@ -225,7 +222,7 @@ def shared_listening_ports() -> set[int]:
   distinguishes them.
   """
   ports = set()
-  for _, found in tcp_sockets():
+  for _, _, found in _tcp_sockets():
     with contextlib.suppress(OSError):
       if is_listening(found) and found.getsockopt(
         socket.SOL_SOCKET, socket.SO_REUSEPORT
@@ -234,22 +231,12 @@ def shared_listening_ports() -> set[int]:
   return ports
 
 
-def listening(ports: set[int]) -> list[int]:
-  """Returns descriptors of the sockets that listen on `ports`."""
-  numbers = []
-  for number, _, found in _tcp_sockets():
-    with contextlib.suppress(OSError):  # Closed in the meantime.
-      if is_listening(found) and found.getsockname()[1] in ports:
-        numbers.append(number)
-  return numbers
-
-
 def shut_accepted(ports: set[int]) -> int:
   """Shuts the connections that were accepted on `ports`; returns their
   number.
   """
   count = 0
-  for _, found in tcp_sockets():
+  for _, _, found in _tcp_sockets():
     with contextlib.suppress(OSError):  # Shut or closed already.
       if found.getsockname()[1] in ports and not is_listening(found):
         found.shutdown(socket.SHUT_RDWR)
@@ -282,7 +269,12 @@ def end(ports: set[int], timeout_s: float) -> bool:
     True if each loop is known to accept nothing any more. Their descriptors
     stay open, for the library to close.
   """
-  ended = [_end_one(each, timeout_s) for each in listening(ports)]
+  numbers = []
+  for number, _, found in _tcp_sockets():
+    with contextlib.suppress(OSError):  # Closed in the meantime.
+      if is_listening(found) and found.getsockname()[1] in ports:
+        numbers.append(number)
+  ended = [_end_one(number, timeout_s) for number in numbers]
   return all(ended)
 
 
@@ -349,7 +341,7 @@ def _total(counts: Iterable[SocketBytes]) -> SocketBytes:
 
 def _per_socket() -> dict[int, SocketBytes]:
   counts = {}
-  for inode, found in tcp_sockets():
+  for _, inode, found in _tcp_sockets():
     if is_listening(found):
       continue
     info = found.getsockopt(

@@ -128,7 +128,7 @@ def test_a_cancelled_pull_is_not_taken_for_the_next(syncer):
   syncer.let_go(1)
   syncer.let_go(2)
   assert syncer.next_event().handle == 2
-  (found,) = syncer.shard._pulled.values()
+  ((_, found),) = syncer.shard._pulled.values()
   largest = max(float(np.abs(x).max()) for x in found.values())
   assert largest > 1.5  # Of the newer one, as far as four bits can say.
 

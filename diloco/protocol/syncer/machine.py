@@ -176,10 +176,6 @@ class Syncer:
     """True while it trusts learners and shards that know of later rounds."""
     return self._state.knows_less
 
-  def silence_max_s(self, learner: int) -> float | None:
-    """Returns the seconds a learner may be silent; None: it has no session."""
-    return sessions.silence_max_s(self._state, learner)
-
   def snapshot(self) -> SyncerSnapshot:
     """Returns an immutable copy of the state."""
     return self._state.snapshot()
