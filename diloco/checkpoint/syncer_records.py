@@ -93,7 +93,6 @@ class SyncerRecords:
     self,
     folder: pathlib.Path,
     keep_latest: int,
-    keep_best: int,
     every_rounds: int,
     say: Callable[[str], None],
     sync: bool = False,
@@ -105,7 +104,7 @@ class SyncerRecords:
     # Messages about the ledger, which is read twice.
     self._said: set[str] = set()
     self._lock: BinaryIO | None = None
-    self._states = Checkpoints(folder / STATES, keep_latest, keep_best, say)
+    self._states = Checkpoints(folder / STATES, keep_latest, say)
 
   def occupy(self) -> None:
     """Keeps other processes out of the folder until `close`.
@@ -246,7 +245,6 @@ class SyncerRecords:
     self,
     closed_round: int,
     states: Sequence,
-    loss: float | None,
     fragments: Sequence[int] | None = None,
     ledger: tuple[Ledger, Mapping, Sequence[int]] | None = None,
   ) -> bool:
@@ -256,7 +254,6 @@ class SyncerRecords:
       closed_round: the last round that is in `states`.
       states: a `numerics.outer.FragmentState` per fragment. Their arrays are
         replaced as a whole and never written to.
-      loss: loss of Θ, for `keep_best`.
       fragments: indices of these states' fragments; None: all, in order.
       ledger: current arguments of `write_ledger`; None: kept elsewhere.
     """
@@ -266,7 +263,7 @@ class SyncerRecords:
     }
     if ledger is not None:
       meta['record'] = _record(*ledger)
-    return self._states.save(closed_round, _tree(states), meta, loss)
+    return self._states.save(closed_round, _tree(states), meta)
 
   def restore(self, like: Sequence) -> tuple[tuple[int, ...], list] | None:
     """Restores versions and states of the newest intact checkpoint.

@@ -3,7 +3,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -46,11 +46,6 @@ class CheckpointGone(Exception):
   """A checkpoint that this host reported cannot be read; the learner
   restarts.
   """
-
-
-def common_step(by_host: Iterable[Iterable[int]]) -> int:
-  """Returns the newest step that all hosts have; `NONE` if there is none."""
-  return max(set.intersection(*map(set, by_host)), default=NONE)
 
 
 def restore(

@@ -252,11 +252,11 @@ class TrainLoop:
 
   def _donate(self, effect: learner_events.DonateState):
     """Holds the inner state of this boundary, on all hosts, for a newcomer."""
-    donation = self._client.prepare_donation(effect)
+    handles = self._client.donation_handles()
+    said = host_messages.DonateAt(effect.learner, effect.incarnation, handles)
     self._tape.save(self._step)
-    said = host_messages.DonateAt(*donation.newcomer, donation.handles)
-    inner_state = self._do(said)
-    self._client.donate(donation, list(self._state.held), inner_state)
+    state = self._do(said)
+    self._client.donate(said, effect.step, list(self._state.held), state)
 
   def _apply(self, effect: learner_events.Apply):
     p, version = effect.fragment, effect.version
@@ -349,8 +349,8 @@ class TrainLoop:
       self._client.process,
       tuple(each.crc for each in self._state.held),
     )
-    text = json.dumps(progress)
-    if self._do(host_messages.SaveAt(self._step, self._loss, text)):
+    said = host_messages.SaveAt(self._step, json.dumps(progress))
+    if self._do(said):
       self._saving_step = self._step
 
   def _save_last(self):

@@ -102,7 +102,6 @@ class TrainState:
           self.holder.hold(self.params, self.inner_state),
           self.own.bases,
           json.loads(said.progress),
-          said.loss,
         )
       case _:
         raise TypeError(f'Not for the loop: {said!r}.')

@@ -62,7 +62,7 @@ class LoneLearner:
   def __init__(self, run_spec: RunSpec, folder: pathlib.Path):
     self.said: list[str] = []
     self.records = LearnerRecords(
-      folder, 0, run_spec.fingerprints, 2, 0, self.said.append
+      folder, 0, run_spec.fingerprints, 2, self.said.append
     )
     self.device = Device(run_spec)
     restored = restore.restore(run_spec, self.device, self.records)

@@ -65,7 +65,6 @@ class Living:
       learner,
       run_spec.fingerprints,
       checkpoint.keep_latest,
-      checkpoint.keep_best,
       say=run.said.append,
     )
     self.restored = restore.restore(run_spec, device, records)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner.device import Device
 from diloco.learner.hosts.host_transfer import OF_SESSIONS, HostTransfer
-from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
 from diloco.learner.replica import Mismatch
 from diloco.learner.restore import restore
 from diloco.learner.train_state import TrainState
@@ -46,7 +45,8 @@ class Follower:
   """One of the hosts 1 … N−1: it follows the leading host to the end.
 
   Args:
-    met: open connections to the other hosts; closed once this one is connected.
+    index: of this host, in JAX.
+    leading: the connection to the leading host.
     device: the compiled device.
     records: checkpoints of this host.
     plane: the data plane.
@@ -57,8 +57,8 @@ class Follower:
 
   def __init__(
     self,
-    process_group: ProcessGroup,
-    met: Rendezvous,
+    index: int,
+    leading: HostConnection,
     run_spec: RunSpec,
     learner: int,
     device: Device,
@@ -71,17 +71,9 @@ class Follower:
     self._made = threading.Event()
     self._up = Worker('up', JOBS_MAX, self._todo.put)
     self._down = Worker('down', JOBS_MAX, self._todo.put)
-    self._connection = HostConnection(
-      process_group.connect(),
-      host_messages.FROM_LEADING_HOST,
-      self._hear,
-      self._todo.put,
-      'the leading host',
-    )
-    met.close()
-    self._say(
-      host_messages.HostStarted(process_group.index, records.readable())
-    )
+    self._connection = leading
+    leading.on_message, leading.on_lost = self._hear, self._todo.put
+    self._say(host_messages.HostStarted(index, records.readable()))
     restored = restore(run_spec, device, records, self._next().step)
     self._state = TrainState(run_spec, learner, device, restored, records)
     self._transfer = HostTransfer(run_spec, device, restored.host, plane)
