@@ -61,6 +61,9 @@ class Checkpoints:
     keep_latest: number of newest checkpoints to keep, at least 1.
     say: called with one line on what went wrong, from any thread.
     files: how they are written; `HostFiles` for one process among several.
+
+  Attributes:
+    failed: number of saves that were begun and failed.
   """
 
   def __init__(
@@ -81,12 +84,7 @@ class Checkpoints:
     self._idle.set()
     self._kept: list[np.ndarray] = []  # Volumes, to be written to again.
     self._newest = max(self._steps(), default=-1)
-    self._failed = 0
-
-  @property
-  def failed(self) -> int:
-    """Number of saves that were begun and failed."""
-    return self._failed
+    self.failed = 0
 
   @property
   def newest_step(self) -> int | None:
@@ -200,7 +198,7 @@ class Checkpoints:
       self._newest = step
     # No error of a save may end the training.
     except Exception as error:  # noqa: BLE001 - said and counted.
-      self._failed += 1
+      self.failed += 1
       self._say(f'{path} could not be written: {_line(error)}')
       self._opened = None  # It would raise the same error again.
       shutil.rmtree(path.with_name(path.name + UNFINISHED), ignore_errors=True)

@@ -12,10 +12,8 @@ from absl import logging
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner.device import Device, Params
 from diloco.learner.replica import FragmentReplica, Replica, whole_replica
-from diloco.metrics.writer import Writer
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
-from diloco.run.event_log import LearnerEventLog
 from diloco.run.host_slices import SliceMap
 from diloco.run.spec import RunSpec
 from diloco.run.tape_events import SEED, Source
@@ -155,12 +153,3 @@ def progress_of(
     'closed_known': state.closed_known,
     'global_step': state.global_step,
   }
-
-
-@dataclasses.dataclass(frozen=True)
-class Outputs:
-  """The outputs of one process."""
-
-  checkpoints: LearnerRecords
-  metrics: Writer
-  tape: LearnerEventLog

@@ -86,9 +86,7 @@ class SyncerClient:
     self._up = Worker('up', room, self.crash)
     self._down = Worker('down', JOBS_MAX, self.crash)
     self._connection = SyncerConnection(
-      syncer,
-      config.transport.connect_s,
-      self,
+      syncer, config.transport.connect_s, self
     )
 
   # For the training loop ----------------------------------------------------

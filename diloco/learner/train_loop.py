@@ -31,14 +31,17 @@ import time
 import jax
 from absl import logging
 
+from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner import syncer_client
 from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import HostGroup
-from diloco.learner.restore import Outputs, RestoredState, progress_of
+from diloco.learner.restore import RestoredState, progress_of
 from diloco.learner.train_state import TrainState
 from diloco.metrics import names
+from diloco.metrics.writer import Writer
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
+from diloco.run.event_log import LearnerEventLog
 from diloco.run.spec import RunSpec
 from diloco.run.tape_events import SEED
 from diloco.run.utilisation import Utilisation
@@ -67,7 +70,9 @@ class TrainLoop:
     device: the compiled device.
     restored: what the process starts from; it is consumed.
     client: of the syncer; not yet open.
-    outputs: takes checkpoints, metrics and the tape.
+    records: takes checkpoints.
+    writer: takes metrics.
+    tape: takes events.
     notice_s: how long leaving in good order may take.
     hosts: the learner's other hosts: they are told each action before it is
       performed here.
@@ -80,7 +85,9 @@ class TrainLoop:
     device: Device,
     restored: RestoredState,
     client: syncer_client.SyncerClient,
-    outputs: Outputs,
+    records: LearnerRecords,
+    writer: Writer,
+    tape: LearnerEventLog,
     notice_s: float,
     hosts: HostGroup | None = None,
   ):
@@ -89,15 +96,13 @@ class TrainLoop:
     self._config = config
     self._device = device
     self._client = client
-    self._records = outputs.checkpoints
-    self._writer = outputs.metrics
-    self._tape = outputs.tape
+    self._records = records
+    self._writer = writer
+    self._tape = tape
     self._notice_s = notice_s
     self._hosts = hosts or HostGroup()
     self._schedule = run_spec.schedule()
-    self._state = TrainState(
-      run_spec, learner, device, restored, outputs.checkpoints
-    )
+    self._state = TrainState(run_spec, learner, device, restored, records)
     kind = jax.local_devices()[0].device_kind
     self._utilisation = Utilisation(run_spec.config, kind)
     self._training = False

@@ -271,8 +271,10 @@ class FragmentTransfer:
       self._replica.check_base(p, message.version)
     expected = self._replica.slice_map.down_bytes(p, codec)
     reason = why_unfit(message.payload, p, codec, expected)
-    if reason is None and len(message.part_crcs) != self._crcs_expected:
-      reason = f'{len(message.part_crcs)} CRCs of parts are announced'
+    crcs, slice_map = len(message.part_crcs), self._replica.slice_map
+    parts = slice_map.hosts * self._run_spec.owners.shards
+    if reason is None and crcs != (0 if slice_map.whole else parts):
+      reason = f'{crcs} CRCs of parts are announced'
     if reason is not None:
       raise Mismatch(reason)
     order = host_messages.HostTake(
@@ -287,12 +289,6 @@ class FragmentTransfer:
     )
     with self._hosts.together(order):
       self._host.take(order)
-
-  @property
-  def _crcs_expected(self) -> int:
-    slice_map = self._replica.slice_map
-    whole, shards = slice_map.whole, self._run_spec.owners.shards
-    return 0 if whole else slice_map.hosts * shards
 
   def fetch_state(self, state: messages.StateAt) -> learner_events.Event:
     """Pulls a donor's Θ and inner state: all hosts' parts of it, or nothing."""

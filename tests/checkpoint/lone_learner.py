@@ -3,7 +3,6 @@
 
 import itertools
 import pathlib
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -74,11 +73,16 @@ class LoneLearner:
       run_spec.fingerprints,
       restored.start,
     )
-    outputs = SimpleNamespace(
-      checkpoints=self.records, metrics=Nowhere(), tape=Nowhere()
-    )
     self.loop = TrainLoop(
-      run_spec, 0, self.device, restored, exchange, outputs, 1.0
+      run_spec,
+      0,
+      self.device,
+      restored,
+      exchange,
+      self.records,
+      Nowhere(),
+      Nowhere(),
+      notice_s=1.0,
     )
     self.loop._training = True
     rows = run_spec.config.data.batch, run_spec.config.data.seq_len + 1

@@ -13,7 +13,6 @@ from diloco.config import run_config
 from diloco.learner import restore
 from diloco.learner.connection import SyncerAddress
 from diloco.learner.device import Device
-from diloco.learner.restore import Outputs
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
 from diloco.metrics.jsonl import read_jsonl
@@ -88,7 +87,9 @@ class Living:
       device,
       self.restored,
       self.exchange,
-      Outputs(records, self._writer, self._tape),
+      records,
+      self._writer,
+      self._tape,
       NOTICE_S,
     )
     self.thread = threading.Thread(target=run.guard(self.train))

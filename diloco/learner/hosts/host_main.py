@@ -29,7 +29,7 @@ from diloco.learner.device import Device
 from diloco.learner.hosts.follower import Follower
 from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.hosts.process_group import ProcessGroup
-from diloco.learner.restore import CheckpointGone, Outputs
+from diloco.learner.restore import CheckpointGone
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
 from diloco.metrics.workdir import Workdir, learner_name
@@ -293,7 +293,9 @@ class _Process:
       device,
       restored,
       client,
-      Outputs(records, writer, tape),
+      records,
+      writer,
+      tape,
       self._given.notice_s,
       hosts,
     )
