@@ -55,11 +55,7 @@ class LearnerRecords(Checkpoints):
     self._identity = {**fingerprints, 'learner': str(learner)}
 
   def save_state(
-    self,
-    step: int,
-    held: HeldState,
-    bases: Bases,
-    progress: Mapping,
+    self, step: int, held: HeldState, bases: Bases, progress: Mapping
   ) -> bool:
     """Starts to save; see `Checkpoints.save`.
 

@@ -11,6 +11,7 @@ harms training, and an unreadable checkpoint never keeps a process from starting
 with a readable one.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -233,11 +234,9 @@ class Checkpoints:
     """Returns the steps of checkpoints whose text is intact, ascending."""
     found = []
     for step in sorted(self._steps()):
-      try:
+      with contextlib.suppress(*UNREADABLE):
         _read_text(self._files, self._folder / str(step))
-      except UNREADABLE:
-        continue
-      found.append(step)
+        found.append(step)
     return tuple(found)
 
   def restore(

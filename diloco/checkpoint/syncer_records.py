@@ -98,6 +98,8 @@ class SyncerRecords:
     sync: bool = False,
   ):
     self._folder = folder
+    self._ledger = folder / 'ledger.json'
+    self._previous = folder / 'ledger.previous.json'
     self._every_rounds = every_rounds
     self._say = say
     self._sync = sync
@@ -221,14 +223,6 @@ class SyncerRecords:
     if line not in self._said:
       self._said.add(line)
       self._say(line)
-
-  @property
-  def _ledger(self) -> pathlib.Path:
-    return self._folder / 'ledger.json'
-
-  @property
-  def _previous(self) -> pathlib.Path:
-    return self._folder / 'ledger.previous.json'
 
   # The states ---------------------------------------------------------------
 

@@ -42,8 +42,5 @@ def main(config: run_config.RunConfig) -> int:
 
 if __name__ == '__main__':
   run_command(
-    main,
-    required=('workdir', 'learner', 'syncer'),
-    role='learner',
-    access=True,
+    main, required=('workdir', 'learner', 'syncer'), role='learner', access=True
   )

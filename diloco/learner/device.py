@@ -396,9 +396,7 @@ class Device(InnerDevice):
 
 
 def partition_of(
-  mesh: Mesh,
-  shardings: Mapping[str, NamedSharding],
-  ranks: Mapping[str, int],
+  mesh: Mesh, shardings: Mapping[str, NamedSharding], ranks: Mapping[str, int]
 ) -> Partition:
   """Returns how `mesh` cuts parameters, in terms that a syncer understands.
 

@@ -62,7 +62,9 @@ def restore(
     BrokenRecord: the folder belongs to another learner or run.
     CheckpointGone: the checkpoint of `step` can't be read.
   """
-  slices = device.holding
+  slices, slice_map = device.holding, None
+  if device.partition.host_count > 1:
+    slice_map = SliceMap(run_spec.owners, device.partition)
   found = None
   if step is not None:
     records.set_aside_after(step)
@@ -87,7 +89,7 @@ def restore(
       dataclasses.replace(each, theta=slices.needed_of(p, each.theta))
       for p, each in enumerate(whole.held())
     ]
-    host = _replica(run_spec, device, held)
+    host = Replica(run_spec, held, slice_map, slices.host)
     start = Start.from_seed(host.crcs())
     return RestoredState(params, state, host, start, SEED)
   progress, arrays = found.meta['progress'], found.arrays
@@ -98,7 +100,7 @@ def restore(
       zip(progress['versions'], progress['crcs'])
     )
   ]
-  host = _replica(run_spec, device, held)
+  host = Replica(run_spec, held, slice_map, slices.host)
   source = Source(
     'checkpoint', records.learner, progress['process'], progress['step']
   )
@@ -106,15 +108,6 @@ def restore(
   return RestoredState(
     arrays['params'], arrays['inner_state'], host, start, source
   )
-
-
-def _replica(
-  run_spec: RunSpec, device: Device, held: list[FragmentReplica]
-) -> Replica:
-  slice_map = None
-  if device.partition.host_count > 1:
-    slice_map = SliceMap(run_spec.owners, device.partition)
-  return Replica(run_spec, held, slice_map, device.holding.host)
 
 
 def _start(progress: Mapping) -> Start:

@@ -86,9 +86,7 @@ class FragmentTransfer:
     self._host = HostTransfer(run_spec, device, replica, plane)
     self._replica = replica
     self._hosts = hosts
-    self._next_handle = functools.partial(
-      next, itertools.count(OTHER_HANDLES)
-    )
+    self._next_handle = functools.partial(next, itertools.count(OTHER_HANDLES))
     self._source: Source | None = None  # Of what was adopted.
     self.take_arrived = self._host.take_arrived
     self.has_room = self._host.sessions.has_room
@@ -218,7 +216,7 @@ class FragmentTransfer:
   ) -> messages.Payload:
     """Offers own parts and collects those of the other hosts: all, or none."""
     try:
-      own = self._host.offer(session, fragment, handle, shares)
+      own = self._host.sessions.offer(session, fragment, handle, shares)
     finally:
       others = self._hosts.answers(handle)
     for host, each in others.items():

@@ -25,18 +25,6 @@ from diloco.transport.host_channel import HostConnection
 JOBS_MAX = 256  # Per worker; the leading host waits for what it requested.
 LOOK_S = 0.1  # Between two looks whether a save is over.
 CLOSE_S = 30.0  # Limit for writing the last checkpoint.
-LOOP = (
-  host_messages.RestoreFrom,
-  host_messages.MakeStep,
-  host_messages.TakeSnapshot,
-  host_messages.ApplyFragment,
-  host_messages.ResetState,
-  host_messages.DonateAt,
-  host_messages.AdoptState,
-  host_messages.BeginAt,
-  host_messages.SaveAt,
-  host_messages.EndAt,
-)
 # Addresses and parts, as in `HostDone`; None: there are none to tell.
 Done = tuple[tuple[str, ...], tuple[messages.Part, ...]] | None
 
@@ -111,7 +99,7 @@ class Follower:
   # On the reading thread ------------------------------------------------------
 
   def _hear(self, message):
-    if isinstance(message, LOOP):
+    if isinstance(message, host_messages.RestoreFrom):
       self._todo.put(message)
       return
     self._made.wait()
@@ -134,8 +122,8 @@ class Follower:
         self._answer(down, message.job, end, told=message.taken)
       case host_messages.EndDonations():
         self._submit(self._up, lambda: transfer.end_donations(message.newcomer))
-      case _:
-        raise TypeError(f'Not for another host: {message!r}.')
+      case _:  # The loop executes it, in order.
+        self._todo.put(message)
 
   def _submit(self, worker: Worker, job: Callable[[], None]):
     if not worker.submit(job):
@@ -166,7 +154,7 @@ class Follower:
 
     def perform() -> Done:
       to = order.session, order.fragment, order.handle
-      return (), self._transfer.offer(*to, encode())
+      return (), self._transfer.sessions.offer(*to, encode())
 
     self._answer(self._up, order.handle, perform)
 

@@ -84,9 +84,7 @@ class HostGroup:
     return step
 
   def watch(
-    self,
-    on_stop: Callable[[], None],
-    on_lost: Callable[[GroupLost], None],
+    self, on_stop: Callable[[], None], on_lost: Callable[[GroupLost], None]
   ) -> None:
     """Sets callbacks for a host that is told to stop, or is lost.
 

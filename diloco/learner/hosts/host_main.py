@@ -59,10 +59,7 @@ def run(config: RunConfig, given: flags.FlagValues) -> int:
     given: the flags of `python -m diloco.learner`.
   """
   syncer = f'--syncer={given.syncer}'
-  with (
-    config_flags.refusing(),
-    config_flags.refusing(BadAddress, flag=syncer),
-  ):
+  with config_flags.refusing(), config_flags.refusing(BadAddress, flag=syncer):
     sockets.split(given.syncer)
     access = given_access(config.transport, bind=None)
     process_group = _process_group(config, access, given)
