@@ -6,7 +6,6 @@ which the newest whole one is taken.
 
   store            keeps the newest, skips what is broken
   orbax_files      how arrays and a text lie in a folder that Orbax writes
-  host_files       the same for one process of a learner of several
   arrays           trees as named arrays, packed into volumes with a checksum
   learner_records  what a restarted learner goes on from
   syncer_records   what a restarted syncer goes on from: ledger and Θ

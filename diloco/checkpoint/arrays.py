@@ -32,8 +32,7 @@ class BrokenRecord(Exception):
 
 
 def pack(
-  arrays: Mapping[str, np.ndarray],
-  kept: Sequence[np.ndarray] = (),
+  arrays: Mapping[str, np.ndarray], kept: Sequence[np.ndarray] = ()
 ) -> tuple[list[np.ndarray], dict[str, dict]]:
   """Concatenates arrays.
 

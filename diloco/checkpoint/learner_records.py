@@ -55,12 +55,7 @@ class LearnerRecords(Checkpoints):
     self._identity = {**fingerprints, 'learner': str(learner)}
 
   def save_state(
-    self,
-    step: int,
-    held: HeldState,
-    bases: Bases,
-    progress: Mapping,
-    loss: float | None,
+    self, step: int, held: HeldState, bases: Bases, progress: Mapping
   ) -> bool:
     """Starts to save; see `Checkpoints.save`.
 
@@ -69,11 +64,10 @@ class LearnerRecords(Checkpoints):
       held: θ and the inner state after that step; released.
       bases: Θ_p as last received, by fragment; never written to.
       progress: plain JSON; see `restore.progress_of`.
-      loss: loss of θ, for `keep_best`.
     """
     meta = {'identity': self._identity, 'progress': progress}
     tree = _tree(held.params, held.inner_state, bases)
-    return self.save(step, tree, meta, loss, held.release)
+    return self.save(step, tree, meta, held.release)
 
   def restore_state(
     self,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads and writes volumes and a text in a folder of Orbax's.
 
-There are two ways, which the caller chooses: `SOLE`, by Orbax's v1, for a
-process that is alone in its JAX process group; and `host_files.HostFiles`, for
-one of several.
+There are two ways, which the caller chooses: `SoleFiles`, by Orbax's v1, for a
+process that is alone in its JAX process group; and `HostFiles`, for one of
+several.
 
 Orbax takes about a third of a second of CPU to import. So that happens with the
 first checkpoint that is read, or on the thread that writes the first one: most
@@ -15,11 +15,13 @@ through, during which all other threads go on.
 
 import functools
 import importlib.util
+import json
+import os
 import pathlib
+import shutil
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -35,6 +37,7 @@ OPERATING = threading.Lock()
 
 CHUNK_BYTES = 1 << 20
 UNFINISHED = '.orbax-checkpoint-tmp'  # Of the name of what is being written.
+TEXT = 'text/metadata'  # Of a host's checkpoint.
 
 
 @functools.cache
@@ -62,66 +65,31 @@ def read_shared_objects(package: str) -> int:
   return total
 
 
-class Opened(Protocol):
-  """A folder that is open for writing."""
+class SoleFiles:
+  """Checkpoints of a process that is alone in its JAX process group.
 
-  def save(self, step: int, found: Volumes, text: str) -> None:
-    """Writes one checkpoint atomically; removes old ones."""
+  Args:
+    folder: of the checkpoints, to be written to; one instance at a time.
+    keep_latest: number of newest checkpoints that stay.
+  """
 
-  def close(self) -> None:
-    """Closes the folder; nothing is written any more."""
-
-
-class Files(Protocol):
-  """Writes and reads checkpoints; one protocol, two implementations."""
-
-  def open(self, folder: pathlib.Path, keep: Sequence[Any]) -> Opened:
-    """Opens a folder for writing.
-
-    Args:
-      folder: the folder of the checkpoints.
-      keep: Orbax's preservation policies; a checkpoint stays if one wants it.
-    """
-
-  def read_text(self, path: pathlib.Path) -> str:
-    """Returns the text of one checkpoint; `BrokenRecord` if it is damaged."""
-
-  def read_volumes(self, path: pathlib.Path) -> Volumes:
-    """Returns the volumes of one checkpoint."""
-
-
-class _Sole:
-  def open(self, folder: pathlib.Path, keep: Sequence[Any]) -> Opened:
-    return _SoleOpened(folder, keep)
-
-  def read_text(self, path: pathlib.Path) -> str:
-    found = orbax().checkpointables_metadata(path).custom_metadata
-    return proven(found)
-
-  def read_volumes(self, path: pathlib.Path) -> Volumes:
-    with OPERATING:
-      return orbax().load(path, checkpointable_name='volumes')
-
-
-SOLE = _Sole()
-
-
-class _SoleOpened:
-  def __init__(self, folder: pathlib.Path, keep: Sequence[Any]):
+  def __init__(self, folder: pathlib.Path, keep_latest: int):
     v1 = orbax()
     context = v1.Context()
     context.array.saving.use_compression = False  # Nothing to gain in f32.
     context.array.saving.enable_post_merge_validation = False
     context.memory.deepcopy_host_arrays = False  # They are not written to.
-    policies = v1.training.preservation_policies
     self._checkpointer = v1.training.Checkpointer(
       folder,
       context=context,
-      preservation_policy=policies.AnyPreservationPolicy(keep),
+      preservation_policy=v1.training.preservation_policies.LatestN(
+        keep_latest
+      ),
       cleanup_tmp_directories=True,
     )
 
   def save(self, step: int, found: Volumes, text: str) -> None:
+    """Writes one checkpoint atomically; removes old ones."""
     self._checkpointer.save_checkpointables(
       step,
       {'volumes': dict(found)},
@@ -130,7 +98,62 @@ class _SoleOpened:
     )
 
   def close(self) -> None:
+    """Closes the folder; nothing is written any more."""
     self._checkpointer.close()
+
+  @staticmethod
+  def read_text(path: pathlib.Path) -> str:
+    """Returns the text of one checkpoint; `BrokenRecord` if it is damaged."""
+    return proven(orbax().checkpointables_metadata(path).custom_metadata)
+
+  @staticmethod
+  def read_volumes(path: pathlib.Path) -> Volumes:
+    """Returns the volumes of one checkpoint."""
+    with OPERATING:
+      return orbax().load(path, checkpointable_name='volumes')
+
+
+class HostFiles:
+  """The same of one process among several of a learner.
+
+  There Orbax's v1 treats every save as one of all processes, and waits for the
+  others. Each host saves its own part, and none waits for another: it writes
+  the same files as Orbax's v0 manager would, under a name that becomes the
+  step's once all of them are there.
+  """
+
+  def __init__(self, folder: pathlib.Path, keep_latest: int):
+    self._folder = folder
+    self._keep_latest = keep_latest
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in folder.glob('*' + UNFINISHED):
+      shutil.rmtree(each, ignore_errors=True)
+
+  def save(self, step: int, found: Volumes, text: str) -> None:
+    unfinished = self._folder / f'{step}{UNFINISHED}'
+    (unfinished / 'volumes').mkdir(parents=True)
+    for name, vector in found.items():
+      np.save(unfinished / 'volumes' / f'{name}.npy', vector)
+    (unfinished / TEXT).parent.mkdir()
+    (unfinished / TEXT).write_text(json.dumps(sealed(text)))
+    os.replace(unfinished, self._folder / str(step))
+    names = (x.name for x in self._folder.iterdir() if x.name.isdecimal())
+    for old in sorted(map(int, names))[: -self._keep_latest]:
+      shutil.rmtree(self._folder / str(old))
+
+  def close(self) -> None:
+    pass
+
+  @staticmethod
+  def read_text(path: pathlib.Path) -> str:
+    return proven(json.loads((path / TEXT).read_text()))
+
+  @staticmethod
+  def read_volumes(path: pathlib.Path) -> Volumes:
+    return {x.stem: np.load(x) for x in (path / 'volumes').glob('*.npy')}
+
+
+Files = type[SoleFiles] | type[HostFiles]
 
 
 def sealed(text: str) -> dict:

@@ -11,16 +11,16 @@ harms training, and an unreadable checkpoint never keeps a process from starting
 with a readable one.
 """
 
+import contextlib
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import queue
 import re
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,38 +60,32 @@ class Checkpoints:
   Args:
     folder: made by the first save; no other process may write to it.
     keep_latest: number of newest checkpoints to keep, at least 1.
-    keep_best: number of checkpoints of lowest loss to keep in addition.
     say: called with one line on what went wrong, from any thread.
     files: how they are written; `HostFiles` for one process among several.
+
+  Attributes:
+    failed: number of saves that were begun and failed.
   """
 
   def __init__(
     self,
     folder: pathlib.Path,
     keep_latest: int,
-    keep_best: int,
     say: Callable[[str], None],
-    files: orbax_files.Files = orbax_files.SOLE,
+    files: orbax_files.Files = orbax_files.SoleFiles,
   ):
     self._folder = folder.absolute()
     self._files = files
     self._keep_latest = keep_latest
-    self._keep_best = keep_best
     self._say = say
-    self._opened: orbax_files.Opened | None = None  # The thread's.
-    self._losses: dict[int, float | None] = {}  # By step, while it is open.
+    self._opened: orbax_files.SoleFiles | orbax_files.HostFiles | None = None
     self._thread: threading.Thread | None = None
     self._jobs: queue.SimpleQueue = queue.SimpleQueue()
     self._idle = threading.Event()
     self._idle.set()
     self._kept: list[np.ndarray] = []  # Volumes, to be written to again.
     self._newest = max(self._steps(), default=-1)
-    self._failed = 0
-
-  @property
-  def failed(self) -> int:
-    """Number of saves that were begun and failed."""
-    return self._failed
+    self.failed = 0
 
   @property
   def newest_step(self) -> int | None:
@@ -121,7 +115,6 @@ class Checkpoints:
     step: int,
     arrays: Any,
     meta: Mapping,
-    loss: float | None,
     release: Callable[[], None] | None = None,
   ) -> bool:
     """Starts to save.
@@ -135,7 +128,6 @@ class Checkpoints:
       arrays: a tree. Without `release`, jax arrays may be donated as soon as
         this returns; numpy arrays may not be written to any more.
       meta: plain JSON.
-      loss: for `keep_best`; None or not finite is never among the best.
       release: called once, when the jax arrays may be donated: on the thread,
         or here if the save does not begin.
 
@@ -157,11 +149,9 @@ class Checkpoints:
         release()
     if not begins:
       return False
-    loss = float(loss) if loss is not None and math.isfinite(loss) else None
-    # A list, so that the thread can let go of it.
-    arguments = step, [arrays], meta, loss, release
     self._idle.clear()
-    self._jobs.put(arguments)
+    # A list, so that the thread can let go of it.
+    self._jobs.put((step, [arrays], meta, release))
     if self._thread is None:
       # A daemon: without `close`, the process need not wait for a slow disk.
       self._thread = threading.Thread(
@@ -198,18 +188,18 @@ class Checkpoints:
         job = None
         self._idle.set()
 
-  def _save(self, step: int, arrays: list, meta, loss, release):
+  def _save(self, step: int, arrays: list, meta, release):
     """Writes a checkpoint, on the thread."""
     path = self._folder / str(step)
     try:
       host = arrays.pop()
       if release is not None:  # On accelerators this frees the copy there.
         host = checkpoint_arrays.to_host(host, views=True)
-      self._write(step, host, meta, loss)
+      self._write(step, host, meta)
       self._newest = step
     # No error of a save may end the training.
     except Exception as error:  # noqa: BLE001 - said and counted.
-      self._failed += 1
+      self.failed += 1
       self._say(f'{path} could not be written: {_line(error)}')
       self._opened = None  # It would raise the same error again.
       shutil.rmtree(path.with_name(path.name + UNFINISHED), ignore_errors=True)
@@ -219,41 +209,15 @@ class Checkpoints:
       if release is not None:
         release()
 
-  def _write(self, step: int, host, meta, loss):
+  def _write(self, step: int, host, meta):
     vectors, index = checkpoint_arrays.pack(host, self._kept)
     self._kept = [x for x in vectors if x.flags.owndata]
-    text = json.dumps(
-      {'format': FORMAT, 'meta': meta, 'loss': loss, 'arrays': index}
-    )
-    if self._opened is None:
-      self._opened = self._open()
-    self._losses[step] = loss
+    text = json.dumps({'format': FORMAT, 'meta': meta, 'arrays': index})
+    if self._opened is None:  # By the thread.
+      self._opened = self._files(self._folder, self._keep_latest)
     named = {f'{i:04d}': v for i, v in enumerate(vectors)}
     with orbax_files.OPERATING:
       self._opened.save(step, named, text)
-    for removed in self._losses.keys() - set(self._steps()):
-      del self._losses[removed]
-
-  def _open(self) -> orbax_files.Opened:
-    policies = orbax_files.orbax().training.preservation_policies
-    self._losses = self._read_losses() if self._keep_best else {}
-    return self._files.open(
-      self._folder,
-      [
-        policies.LatestN(self._keep_latest),
-        _LowestLoss(self._keep_best, self._losses),
-      ],
-    )
-
-  def _read_losses(self) -> dict[int, float]:
-    """Returns the known losses of an earlier process's checkpoints, by step."""
-    losses = {}
-    for step in self._steps():
-      try:
-        losses[step] = self._read_text(self._folder / str(step))['loss']
-      except UNREADABLE as error:
-        self._say(f'the loss of {self._folder / str(step)}: {_line(error)}')
-    return losses
 
   # Restoring ----------------------------------------------------------------
 
@@ -261,7 +225,7 @@ class Checkpoints:
     """Returns the `meta` of the newest checkpoint whose text is intact."""
     for step in sorted(self._steps(), reverse=True):
       try:
-        return self._read_text(self._folder / str(step))['meta']
+        return _read_text(self._files, self._folder / str(step))['meta']
       except UNREADABLE as error:
         self._say(f'{self._folder / str(step)}: {_line(error)}')
     return None
@@ -270,11 +234,9 @@ class Checkpoints:
     """Returns the steps of checkpoints whose text is intact, ascending."""
     found = []
     for step in sorted(self._steps()):
-      try:
-        self._read_text(self._folder / str(step))
-      except UNREADABLE:
-        continue
-      found.append(step)
+      with contextlib.suppress(*UNREADABLE):
+        _read_text(self._files, self._folder / str(step))
+        found.append(step)
     return tuple(found)
 
   def restore(
@@ -298,7 +260,7 @@ class Checkpoints:
     for step in sorted(steps, reverse=True):
       path = self._folder / str(step)
       try:
-        text = self._read_text(path)
+        text = _read_text(self._files, path)
       except UNREADABLE as error:
         self._set_aside(path, _line(error))
         continue
@@ -336,9 +298,6 @@ class Checkpoints:
     self._opened = None  # It has listed what is there.
     self._newest = max(self._steps(), default=-1)
 
-  def _read_text(self, path: pathlib.Path) -> dict:
-    return _read_text(self._files, path)
-
   def _steps(self) -> list[int]:
     if not self._folder.is_dir():
       return []
@@ -357,33 +316,12 @@ def newest_after(folder: pathlib.Path, step: int) -> Checkpoint | None:
   for each in sorted((s for s in steps if s > step), reverse=True):
     path = (folder / str(each)).absolute()
     try:
-      text = _read_text(orbax_files.SOLE, path)
-      arrays = _read_arrays(orbax_files.SOLE, path, text['arrays'])
+      text = _read_text(orbax_files.SoleFiles, path)
+      arrays = _read_arrays(orbax_files.SoleFiles, path, text['arrays'])
     except UNREADABLE:
       continue
     return Checkpoint(path, each, text['meta'], arrays)
   return None
-
-
-class _LowestLoss:
-  """Preserves the checkpoints of lowest loss, for Orbax.
-
-  Orbax's own such policy has the losses in files beside the arrays, without a
-  CRC, and does not open a folder in which one of them is broken.
-  """
-
-  def __init__(self, keep: int, losses: Mapping[int, float | None]):
-    self._keep = keep
-    self._losses = losses
-
-  def should_preserve(self, checkpoints: Sequence, *, context) -> list[bool]:
-    known = [
-      (self._losses[checkpoint.step], checkpoint.step)
-      for checkpoint in checkpoints
-      if self._losses.get(checkpoint.step) is not None
-    ]
-    best = {step for _, step in sorted(known)[: self._keep]}
-    return [checkpoint.step in best for checkpoint in checkpoints]
 
 
 def _read_text(files: orbax_files.Files, path: pathlib.Path) -> dict:

@@ -93,19 +93,20 @@ class SyncerRecords:
     self,
     folder: pathlib.Path,
     keep_latest: int,
-    keep_best: int,
     every_rounds: int,
     say: Callable[[str], None],
     sync: bool = False,
   ):
     self._folder = folder
+    self._ledger = folder / 'ledger.json'
+    self._previous = folder / 'ledger.previous.json'
     self._every_rounds = every_rounds
     self._say = say
     self._sync = sync
     # Messages about the ledger, which is read twice.
     self._said: set[str] = set()
     self._lock: BinaryIO | None = None
-    self._states = Checkpoints(folder / STATES, keep_latest, keep_best, say)
+    self._states = Checkpoints(folder / STATES, keep_latest, say)
 
   def occupy(self) -> None:
     """Keeps other processes out of the folder until `close`.
@@ -223,14 +224,6 @@ class SyncerRecords:
       self._said.add(line)
       self._say(line)
 
-  @property
-  def _ledger(self) -> pathlib.Path:
-    return self._folder / 'ledger.json'
-
-  @property
-  def _previous(self) -> pathlib.Path:
-    return self._folder / 'ledger.previous.json'
-
   # The states ---------------------------------------------------------------
 
   @property
@@ -246,7 +239,6 @@ class SyncerRecords:
     self,
     closed_round: int,
     states: Sequence,
-    loss: float | None,
     fragments: Sequence[int] | None = None,
     ledger: tuple[Ledger, Mapping, Sequence[int]] | None = None,
   ) -> bool:
@@ -256,7 +248,6 @@ class SyncerRecords:
       closed_round: the last round that is in `states`.
       states: a `numerics.outer.FragmentState` per fragment. Their arrays are
         replaced as a whole and never written to.
-      loss: loss of Θ, for `keep_best`.
       fragments: indices of these states' fragments; None: all, in order.
       ledger: current arguments of `write_ledger`; None: kept elsewhere.
     """
@@ -266,7 +257,7 @@ class SyncerRecords:
     }
     if ledger is not None:
       meta['record'] = _record(*ledger)
-    return self._states.save(closed_round, _tree(states), meta, loss)
+    return self._states.save(closed_round, _tree(states), meta)
 
   def restore(self, like: Sequence) -> tuple[tuple[int, ...], list] | None:
     """Restores versions and states of the newest intact checkpoint.

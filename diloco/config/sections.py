@@ -320,7 +320,6 @@ class CheckpointConfig(Section, section='checkpoint'):
   """Settings of checkpoints: how often, and which to keep."""
 
   keep_latest: Count = 2  # Newest checkpoints of a process that stay.
-  keep_best: Whole = 0  # Those of the lowest loss that stay besides.
   syncer_every_rounds: Count = 16  # Between two of the syncer's.
   learner_every_steps: Whole = 200  # Between two of a learner's; 0: none.
   # A close is on disk before any learner is told: it survives a loss of power,

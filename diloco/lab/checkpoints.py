@@ -133,9 +133,7 @@ class LabCheckpoints:
       'platform': jax.default_backend(),
     }
     self._resume()
-    self._checkpoints = Checkpoints(
-      folder, keep_latest=2, keep_best=0, say=_say
-    )
+    self._checkpoints = Checkpoints(folder, keep_latest=2, say=_say)
 
   def steps(self, total: int) -> range:
     """Returns the global steps at which the run rests and is saved."""
@@ -149,7 +147,7 @@ class LabCheckpoints:
       'wall_s': self.earlier_s + time.monotonic() - self._began_s,
     }
     self._checkpoints.wait(SAVE_S_MAX)
-    self._checkpoints.save(step, packed, meta, loss=None)
+    self._checkpoints.save(step, packed, meta)
     return unpack(packed)
 
   def close(self):

@@ -9,18 +9,18 @@ from diloco.config import flags as config_flags
 from diloco.config import run_config
 from diloco.run.command import run_command
 
-_WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _LEARNER = flags.DEFINE_integer('learner', None, 'Its id, from 0.')
-_SYNCER = flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
+flags.DEFINE_string('syncer', None, 'host:port of the syncer.')
 
-_HOSTS = flags.DEFINE_integer(
+flags.DEFINE_integer(
   'hosts', 1, 'Processes of this learner, each with its own devices.'
 )
-_HOST = flags.DEFINE_integer('host', 0, 'Number of this host, from 0.')
-_COORDINATOR = flags.DEFINE_string(
+flags.DEFINE_integer('host', 0, 'Number of this host, from 0.')
+flags.DEFINE_string(
   'coordinator', '', 'host:port of host 0, for jax.distributed.'
 )
-_NOTICE_S = flags.DEFINE_float(
+flags.DEFINE_float(
   'notice_s', 25.0, 'Seconds from SIGTERM within which it leaves.'
 )
 
@@ -37,22 +37,10 @@ def main(config: run_config.RunConfig) -> int:
   # Not at the top: --help, and a flag or key that is refused, need no jax.
   from diloco.learner.hosts import host_main
 
-  given = host_main.HostFlags(
-    workdir=_WORKDIR.value,
-    learner=_LEARNER.value,
-    syncer=_SYNCER.value,
-    hosts=_HOSTS.value,
-    host=_HOST.value,
-    coordinator=_COORDINATOR.value,
-    notice_s=_NOTICE_S.value,
-  )
-  return host_main.run(config, given)
+  return host_main.run(config, flags.FLAGS)
 
 
 if __name__ == '__main__':
   run_command(
-    main,
-    required=('workdir', 'learner', 'syncer'),
-    role='learner',
-    access=True,
+    main, required=('workdir', 'learner', 'syncer'), role='learner', access=True
   )

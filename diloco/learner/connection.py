@@ -72,12 +72,7 @@ class SyncerConnection:
     process: this process's number; see `protocol.incarnation`.
   """
 
-  def __init__(
-    self,
-    syncer: SyncerAddress,
-    first_s: float,
-    client,
-  ):
+  def __init__(self, syncer: SyncerAddress, first_s: float, client):
     self._syncer = syncer
     self._first_s = first_s
     self._told = client

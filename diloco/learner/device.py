@@ -153,17 +153,11 @@ class InnerDevice:
         keep_unused=True,
       )
 
-  def empty_params(self) -> Params:
-    """Returns buffers of the parameters' shapes, written to once."""
-    return self._zeros(self.params_like, self._shardings)
-
-  def empty_state(self):
-    """Returns buffers of the inner state's shapes, written to once."""
-    return self._zeros(self.state_like, self._state_shardings)
-
-  def _zeros(self, like, shardings):
+  def zeros(self, like):
+    """Returns buffers like `params_like` or `state_like`, written to once."""
     make = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)  # noqa: E731
-    return jax.jit(make, out_shardings=shardings)()
+    places = jax.tree.map(lambda x: x.sharding, like)
+    return jax.jit(make, out_shardings=places)()
 
   def _compiled(self, function, out, *like, **options) -> jax.stages.Compiled:
     """Compiles a function for the mesh.
@@ -242,8 +236,8 @@ class Device(InnerDevice):
     spread = self.partition.host_count > 1
     host = jax.process_index() if spread else 0
     self.holding = HostSlices(run_spec.layout, self.partition, host)
-    self._copy_state = self._compiled_copy(
-      self._state_shardings, self.state_like
+    self._copy_state = self._compiled(
+      _copied, self._state_shardings, self.state_like
     )
     self.programs['copy of the inner state'] = self._copy_state
     fragments = run_spec.layout.fragments
@@ -302,7 +296,8 @@ class Device(InnerDevice):
 
   def compile_copy_all(self):
     """Compiles `copy_all`."""
-    self._copy_all = self._compiled_copy(
+    self._copy_all = self._compiled(
+      _copied,
       (self._shardings, self._state_shardings),
       (self.params_like, self.state_like),
     )
@@ -344,9 +339,6 @@ class Device(InnerDevice):
     A joining learner has no progress that a blend could keep.
     """
     return self._overwrites[fragment](params, global_, global_)
-
-  def _compiled_copy(self, shardings, like) -> jax.stages.Compiled:
-    return self._compiled(_copied, shardings, like)
 
   def _place_of(self, piece: Piece) -> NamedSharding:
     splits = self.partition.piece_splits(piece)
@@ -404,9 +396,7 @@ class Device(InnerDevice):
 
 
 def partition_of(
-  mesh: Mesh,
-  shardings: Mapping[str, NamedSharding],
-  ranks: Mapping[str, int],
+  mesh: Mesh, shardings: Mapping[str, NamedSharding], ranks: Mapping[str, int]
 ) -> Partition:
   """Returns how `mesh` cuts parameters, in terms that a syncer understands.
 

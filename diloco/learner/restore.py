@@ -3,7 +3,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -12,12 +12,11 @@ from absl import logging
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner.device import Device, Params
 from diloco.learner.replica import FragmentReplica, Replica, whole_replica
-from diloco.metrics.writer import Writer
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
 from diloco.run.payload_parts import SliceMap
 from diloco.run.spec import RunSpec
-from diloco.run.tape_events import SEED, LearnerEventLog, Source
+from diloco.run.tape_events import SEED, Source
 
 NONE = -1  # No checkpoint.
 
@@ -47,11 +46,6 @@ class CheckpointGone(Exception):
   """
 
 
-def common_step(by_host: Iterable[Iterable[int]]) -> int:
-  """Returns the newest step that all hosts have; `NONE` if there is none."""
-  return max(set.intersection(*map(set, by_host)), default=NONE)
-
-
 def restore(
   run_spec: RunSpec,
   device: Device,
@@ -68,7 +62,9 @@ def restore(
     BrokenRecord: the folder belongs to another learner or run.
     CheckpointGone: the checkpoint of `step` can't be read.
   """
-  slices = device.holding
+  slices, slice_map = device.holding, None
+  if device.partition.host_count > 1:
+    slice_map = SliceMap(run_spec.owners, device.partition)
   found = None
   if step is not None:
     records.set_aside_after(step)
@@ -93,7 +89,7 @@ def restore(
       dataclasses.replace(each, theta=slices.needed_of(p, each.theta))
       for p, each in enumerate(whole.held())
     ]
-    host = _replica(run_spec, device, held)
+    host = Replica(run_spec, held, slice_map, slices.host)
     start = Start.from_seed(host.crcs())
     return RestoredState(params, state, host, start, SEED)
   progress, arrays = found.meta['progress'], found.arrays
@@ -104,7 +100,7 @@ def restore(
       zip(progress['versions'], progress['crcs'])
     )
   ]
-  host = _replica(run_spec, device, held)
+  host = Replica(run_spec, held, slice_map, slices.host)
   source = Source(
     'checkpoint', records.learner, progress['process'], progress['step']
   )
@@ -112,15 +108,6 @@ def restore(
   return RestoredState(
     arrays['params'], arrays['inner_state'], host, start, source
   )
-
-
-def _replica(
-  run_spec: RunSpec, device: Device, held: list[FragmentReplica]
-) -> Replica:
-  slice_map = None
-  if device.partition.host_count > 1:
-    slice_map = SliceMap(run_spec.owners, device.partition)
-  return Replica(run_spec, held, slice_map, device.holding.host)
 
 
 def _start(progress: Mapping) -> Start:
@@ -159,12 +146,3 @@ def progress_of(
     'closed_known': state.closed_known,
     'global_step': state.global_step,
   }
-
-
-@dataclasses.dataclass(frozen=True)
-class Outputs:
-  """The outputs of one process."""
-
-  checkpoints: LearnerRecords
-  metrics: Writer
-  tape: LearnerEventLog

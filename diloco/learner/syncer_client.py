@@ -24,7 +24,7 @@ from diloco.learner.connection import (
 from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.replica import FragmentReplica, Replica
-from diloco.learner.transfers import Donation, FragmentTransfer
+from diloco.learner.transfers import FragmentTransfer
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import state as learner_state
@@ -68,6 +68,7 @@ class SyncerClient:
     )
     self.take_arrived = self._transfer.take_arrived
     self.take_adopted = self._transfer.take_adopted
+    self.donation_handles = self._transfer.donation_handles
     self._machine = Learner(
       config.protocol,
       config.name,
@@ -85,9 +86,7 @@ class SyncerClient:
     self._up = Worker('up', room, self.crash)
     self._down = Worker('down', JOBS_MAX, self.crash)
     self._connection = SyncerConnection(
-      syncer,
-      config.transport.connect_s,
-      self,
+      syncer, config.transport.connect_s, self
     )
 
   # For the training loop ----------------------------------------------------
@@ -216,16 +215,18 @@ class SyncerClient:
     """Sends `message` once all offers before it have been made."""
     self._send_from_up(lambda session: message)
 
-  def prepare_donation(self, effect: learner_events.DonateState) -> Donation:
-    """Returns the donation, to be announced to the other hosts."""
-    newcomer = effect.learner, effect.incarnation
-    return Donation(newcomer, effect.step, self._transfer.donation_handles())
-
-  def donate(self, donation: Donation, held: Sequence[FragmentReplica], state):
+  def donate(
+    self,
+    said: host_messages.DonateAt,
+    step: int,
+    held: Sequence[FragmentReplica],
+    state,
+  ):
     """Offers a newcomer Θ and the inner state of a boundary.
 
     Args:
-      donation: as `prepare_donation` gave it.
+      said: what the other hosts were told.
+      step: own step at the boundary.
       held: Θ at the boundary, by fragment.
       state: a `HeldState`, released once its bytes are taken.
     """
@@ -236,11 +237,11 @@ class SyncerClient:
       try:
         if gone and self._hosts.count == 1:
           return  # The syncer it was meant for is gone.
-        offered = self._transfer.donate(donation, held, state.inner_state)
+        offered = self._transfer.donate(said, step, held, state.inner_state)
       finally:
         state.release()
       if session is None or session is not self._session:
-        self._transfer.end_donations(donation.newcomer)
+        self._transfer.end_donations((said.learner, said.incarnation))
       elif offered is not None:
         session.client.send(offered)
 
@@ -275,14 +276,20 @@ class SyncerClient:
   def on_message(self, message):
     try:
       if isinstance(message, messages.ShardAt):  # The machine is not concerned.
-        self._transfer.move(self.incarnation, message)
+        self._transfer.tell(
+          host_messages.ShardMoved(
+            self.incarnation, message.shard, message.addresses
+          )
+        )
         return
       refused = isinstance(message, messages.Refusal)
       if refused and self._connection.rise(message.newest):
         return  # The syncer ends the session; the next one is newer.
       if isinstance(message, messages.Welcome):
         self._connection.let_in()
-        self._transfer.find_syncer(self.incarnation, message.addresses)
+        self._transfer.tell(
+          host_messages.SyncerAt(self.incarnation, message.addresses)
+        )
       if isinstance(message, messages.NoState):
         logging.info('goes on without a peer: %s', message.reason)
       self.handle(learner_events.Heard(message))

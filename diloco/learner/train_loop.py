@@ -31,14 +31,17 @@ import time
 import jax
 from absl import logging
 
+from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner import syncer_client
 from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import HostGroup
-from diloco.learner.restore import Outputs, RestoredState, progress_of
+from diloco.learner.restore import RestoredState, progress_of
 from diloco.learner.train_state import TrainState
 from diloco.metrics import names
+from diloco.metrics.writer import Writer
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
+from diloco.run.event_log import LearnerEventLog
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import Utilisation
 from diloco.run.tape_events import SEED
@@ -67,7 +70,9 @@ class TrainLoop:
     device: the compiled device.
     restored: what the process starts from; it is consumed.
     client: of the syncer; not yet open.
-    outputs: takes checkpoints, metrics and the tape.
+    records: takes checkpoints.
+    writer: takes metrics.
+    tape: takes events.
     notice_s: how long leaving in good order may take.
     hosts: the learner's other hosts: they are told each action before it is
       performed here.
@@ -80,7 +85,9 @@ class TrainLoop:
     device: Device,
     restored: RestoredState,
     client: syncer_client.SyncerClient,
-    outputs: Outputs,
+    records: LearnerRecords,
+    writer: Writer,
+    tape: LearnerEventLog,
     notice_s: float,
     hosts: HostGroup | None = None,
   ):
@@ -89,15 +96,13 @@ class TrainLoop:
     self._config = config
     self._device = device
     self._client = client
-    self._records = outputs.checkpoints
-    self._writer = outputs.metrics
-    self._tape = outputs.tape
+    self._records = records
+    self._writer = writer
+    self._tape = tape
     self._notice_s = notice_s
     self._hosts = hosts or HostGroup()
     self._schedule = run_spec.schedule()
-    self._state = TrainState(
-      run_spec, learner, device, restored, outputs.checkpoints
-    )
+    self._state = TrainState(run_spec, learner, device, restored, records)
     kind = jax.local_devices()[0].device_kind
     self._utilisation = Utilisation(run_spec.config, kind)
     self._training = False
@@ -252,11 +257,11 @@ class TrainLoop:
 
   def _donate(self, effect: learner_events.DonateState):
     """Holds the inner state of this boundary, on all hosts, for a newcomer."""
-    donation = self._client.prepare_donation(effect)
+    handles = self._client.donation_handles()
+    said = host_messages.DonateAt(effect.learner, effect.incarnation, handles)
     self._tape.save(self._step)
-    said = host_messages.DonateAt(*donation.newcomer, donation.handles)
-    inner_state = self._do(said)
-    self._client.donate(donation, list(self._state.held), inner_state)
+    state = self._do(said)
+    self._client.donate(said, effect.step, list(self._state.held), state)
 
   def _apply(self, effect: learner_events.Apply):
     p, version = effect.fragment, effect.version
@@ -349,8 +354,8 @@ class TrainLoop:
       self._client.process,
       tuple(each.crc for each in self._state.held),
     )
-    text = json.dumps(progress)
-    if self._do(host_messages.SaveAt(self._step, self._loss, text)):
+    said = host_messages.SaveAt(self._step, json.dumps(progress))
+    if self._do(said):
       self._saving_step = self._step
 
   def _save_last(self):

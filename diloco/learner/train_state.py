@@ -102,7 +102,6 @@ class TrainState:
           self.holder.hold(self.params, self.inner_state),
           self.own.bases,
           json.loads(said.progress),
-          said.loss,
         )
       case _:
         raise TypeError(f'Not for the loop: {said!r}.')
@@ -231,8 +230,8 @@ class StateHolder:
       device.compile_copy_all()
     else:
       device.compile_step_beside()
-      self._spare_params = _Spare(device.empty_params)
-      self._spare_state = _Spare(device.empty_state)
+      self._spare_params = _Spare(lambda: device.zeros(device.params_like))
+      self._spare_state = _Spare(lambda: device.zeros(device.state_like))
 
   @property
   def ready(self) -> bool:

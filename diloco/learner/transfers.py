@@ -5,7 +5,7 @@ The leading host has all hosts do it, itself among them; see
 `hosts.host_transfer` for what each of them does.
 """
 
-import dataclasses
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -14,10 +14,9 @@ import numpy as np
 from absl import logging
 
 from diloco.learner.device import Device
-from diloco.learner.hosts.host_group import STATE_S, HostGroup
+from diloco.learner.hosts.host_group import ANSWER_S, STATE_S, HostGroup
 from diloco.learner.hosts.host_transfer import (
   HostTransfer,
-  Newcomer,
   announced,
   payloads_max,
 )
@@ -44,21 +43,6 @@ from diloco.transport.data_plane import (
 
 # First handle of other payloads; the machine assigns smaller ones.
 OTHER_HANDLES = 1 << 40
-
-
-@dataclasses.dataclass(frozen=True)
-class Donation:
-  """A state to be donated.
-
-  Attributes:
-    newcomer: the receiving learner and incarnation.
-    step: own step of this learner at whose boundary the state was taken.
-    handles: handles under which its payloads are offered.
-  """
-
-  newcomer: Newcomer
-  step: int
-  handles: tuple[int, ...]
 
 
 def logged_reason(where: str, error: Exception) -> str:
@@ -102,24 +86,17 @@ class FragmentTransfer:
     self._host = HostTransfer(run_spec, device, replica, plane)
     self._replica = replica
     self._hosts = hosts
-    self._handles = itertools.count(OTHER_HANDLES)
+    self._next_handle = functools.partial(next, itertools.count(OTHER_HANDLES))
     self._source: Source | None = None  # Of what was adopted.
     self.take_arrived = self._host.take_arrived
     self.has_room = self._host.sessions.has_room
 
   # For the loop -------------------------------------------------------------
 
-  def next_handle(self) -> int:
-    """Returns a handle for a payload that is not a contribution.
-
-    The machine assigns the handles of contributions.
-    """
-    return next(self._handles)
-
   def donation_handles(self) -> tuple[int, ...]:
     """Returns enough handles for a donation by any host."""
     most = payloads_max(self._run_spec, self._device.state_like)
-    return tuple(next(self._handles) for _ in range(most))
+    return tuple(self._next_handle() for _ in range(most))
 
   def take_adopted(self) -> tuple[object, Source]:
     """Returns the inner state that a donor gave, and its origin."""
@@ -129,21 +106,11 @@ class FragmentTransfer:
 
   def open_session(self, session: int) -> tuple[str, ...]:
     """Opens a session on each host; returns where each offers, by shard."""
-    own = self._host.sessions.open(session)
-    order = host_messages.OpenSession(self.next_handle(), session)
+    order = host_messages.OpenSession(self._next_handle(), session)
     self._hosts.tell(order)
-    others = self._hosts.answers(order.job)
-    return sum((each.addresses for each in others.values()), own)
-
-  def find_syncer(self, session: int, addresses: Sequence[str]):
-    """Tells each host where it pulls."""
-    self.tell(host_messages.SyncerAt(session, tuple(addresses)))
-
-  def move(self, session: int, message: messages.ShardAt):
-    """Tells each host where a restarted shard of the syncer is."""
-    self.tell(
-      host_messages.ShardMoved(session, message.shard, message.addresses)
-    )
+    own = self._host.sessions.open(session)
+    done = self._done(host_messages.HostDone(order.job, addresses=own))
+    return sum((each.addresses for each in done), ())
 
   def tell(self, said):
     """Has all hosts perform a message about a session."""
@@ -173,13 +140,19 @@ class FragmentTransfer:
     )
 
   def donate(
-    self, donation: Donation, held: Sequence[FragmentReplica], state
+    self,
+    said: host_messages.DonateAt,
+    step: int,
+    held: Sequence[FragmentReplica],
+    state,
   ) -> messages.StateOffered | None:
     """Offers a newcomer Θ and the inner state of this boundary.
 
     The other hosts, told by the loop, offer their parts under the same handles.
 
     Args:
+      said: what the other hosts were told.
+      step: own step of this learner at the boundary.
       held: Θ at the boundary, by fragment.
       state: a copy of the inner state.
 
@@ -187,26 +160,28 @@ class FragmentTransfer:
       The message that announces it; None if a host failed and nothing is on
       offer.
     """
-    newcomer, handles = donation.newcomer, donation.handles
+    newcomer, handles = (said.learner, said.incarnation), said.handles
     address, parts = self._host.donate(newcomer, handles, held, state)
-    others = self._hosts.answers(handles[0], STATE_S).values()
-    if any(each.reason for each in others):
+    own = host_messages.HostDone(handles[0], '', (address,), parts)
+    done = self._done(own, STATE_S)
+    if any(each.reason for each in done):
       self.end_donations(newcomer)
       return None
+    address, *others = (each.addresses[0] for each in done)
     return messages.StateOffered(
-      learner=newcomer[0],
-      incarnation=newcomer[1],
+      learner=said.learner,
+      incarnation=said.incarnation,
       versions=tuple(each.version for each in held),
       crcs=tuple(each.crc for each in held),
-      step=donation.step,
+      step=step,
       payloads=announced(
         handles,
         self._run_spec.full.name,
         len(held),
-        [parts, *(each.parts for each in others)],
+        [each.parts for each in done],
       ),
       address=address,
-      other_addresses=sum((each.addresses for each in others), ()),
+      other_addresses=tuple(others),
     )
 
   def end_donations(self, newcomer: tuple[int, ...] = ()):
@@ -222,7 +197,7 @@ class FragmentTransfer:
     Raises:
       Closed: the session has ended.
     """
-    handle = self.next_handle()
+    handle = self._next_handle()
     self._hosts.tell(host_messages.OfferHeld(session, fragment, handle))
     version = self._replica.held()[fragment].version
     shares = self._host.encode_held(fragment)
@@ -241,14 +216,25 @@ class FragmentTransfer:
   ) -> messages.Payload:
     """Offers own parts and collects those of the other hosts: all, or none."""
     try:
-      own = self._host.offer(session, fragment, handle, shares)
+      own = self._host.sessions.offer(session, fragment, handle, shares)
     finally:
       others = self._hosts.answers(handle)
     for host, each in others.items():
       if each.reason:
         raise Closed(f'host {host}: {each.reason}')
-    parts = sum((each.parts for each in others.values()), own)
+    done = self._in_order(host_messages.HostDone(handle, parts=own), others)
+    parts = sum((each.parts for each in done), ())
     return payload_parts.announced_parts(handle, codec.name, parts)
+
+  def _done(
+    self, own: host_messages.HostDone, timeout_s: float = ANSWER_S
+  ) -> list[host_messages.HostDone]:
+    """Waits for what the other hosts answer; returns all answers, by host."""
+    return self._in_order(own, self._hosts.answers(own.job, timeout_s))
+
+  def _in_order(self, own, others) -> list[host_messages.HostDone]:
+    by_host = {**others, self._replica.host: own}
+    return [by_host[host] for host in sorted(by_host)]
 
   # In -----------------------------------------------------------------------
 
@@ -283,12 +269,14 @@ class FragmentTransfer:
       self._replica.check_base(p, message.version)
     expected = self._replica.slice_map.down_bytes(p, codec)
     reason = why_unfit(message.payload, p, codec, expected)
-    if reason is None and len(message.part_crcs) != self._crcs_expected:
-      reason = f'{len(message.part_crcs)} CRCs of parts are announced'
+    crcs, slice_map = len(message.part_crcs), self._replica.slice_map
+    parts = slice_map.hosts * self._run_spec.owners.shards
+    if reason is None and crcs != (0 if slice_map.whole else parts):
+      reason = f'{crcs} CRCs of parts are announced'
     if reason is not None:
       raise Mismatch(reason)
     order = host_messages.HostTake(
-      self.next_handle(),
+      self._next_handle(),
       session,
       p,
       message.version,
@@ -299,12 +287,6 @@ class FragmentTransfer:
     )
     with self._hosts.together(order):
       self._host.take(order)
-
-  @property
-  def _crcs_expected(self) -> int:
-    slice_map = self._replica.slice_map
-    whole, shards = slice_map.whole, self._run_spec.owners.shards
-    return 0 if whole else slice_map.hosts * shards
 
   def fetch_state(self, state: messages.StateAt) -> learner_events.Event:
     """Pulls a donor's Θ and inner state: all hosts' parts of it, or nothing."""
@@ -346,7 +328,7 @@ class FragmentTransfer:
         f'run has {fragments} fragments'
       )
     order = host_messages.HostFetch(
-      self.next_handle(),
+      self._next_handle(),
       addresses,
       offered.payloads,
       offered.versions,
@@ -357,8 +339,8 @@ class FragmentTransfer:
         self._host.fetch(order)
       self._host.end_fetch(taken=True)
     except (TransferFailed, Mismatch):
-      self._hosts.tell(host_messages.FetchOver(self.next_handle(), False))
+      self._hosts.tell(host_messages.FetchOver(self._next_handle(), False))
       raise
-    over = host_messages.FetchOver(self.next_handle(), True)
+    over = host_messages.FetchOver(self._next_handle(), True)
     self._hosts.tell(over)
     self._hosts.answers(over.job)

@@ -3,7 +3,7 @@
 
 Flax NNX in functional style: the layers are stacked at init, split into arrays,
 and run by `jax.lax.scan`, so that the compile time does not grow with depth.
-Modules stay in here, in `blocks` and in `moe`; the result is a `Model`.
+Modules stay in here, in `layers` and in `moe`; the result is a `Model`.
 
 Suffixes of arrays give their shape:
   B batch, L length, D d_model, C half of head_dim, V vocab.

@@ -7,15 +7,7 @@ import dataclasses
 import math
 
 DTYPES = ('float32', 'bfloat16')
-SIZES = (
-  'vocab',
-  'layers',
-  'd_model',
-  'heads',
-  'kv_heads',
-  'head_dim',
-  'd_ff',
-)
+SIZES = ('vocab', 'layers', 'd_model', 'heads', 'kv_heads', 'head_dim', 'd_ff')
 
 # What the backward pass finds stored; the rest is recomputed.
 # Values are the policies of `jax.checkpoint_policies`.

@@ -45,7 +45,7 @@ import numpy as np
 
 from diloco.models.decoder_config import DecoderConfig
 
-# As in `blocks`, which imports jax; a test compares the two.
+# As in `layers`, which imports jax; a test compares the two.
 NORM_EPSILON = 1e-6
 
 # Exported name -> the paths in one layer of the decoder whose matrices it
@@ -97,15 +97,20 @@ def to_exported(
   Args:
     params: path -> array, the layers stacked.
   """
-  tensors = {_TOP[p]: np.ascontiguousarray(params[p]) for p in _top(config)}
-  for name, paths in _layer(config).items():
+  tensors = {
+    name: np.ascontiguousarray(params[path])
+    for path, name in _TOP.items()
+    if path != 'head' or not config.tied
+  }
+  layer = _ATTENTION | (_EXPERTS if config.experts else _MLP)
+  for name, paths in layer.items():
     for i in range(config.layers):
       parts = [
         _turned(params[f'layers/{path}'][i].reshape(_matrix(path, config)))
         for path in paths
       ]
       whole = np.concatenate(parts, axis=-2) if len(parts) > 1 else parts[0]
-      tensors[_name(name, i)] = np.ascontiguousarray(whole)
+      tensors[f'model.layers.{i}.{name}.weight'] = np.ascontiguousarray(whole)
   return tensors
 
 
@@ -219,28 +224,11 @@ def _notes(config: DecoderConfig, seq_len: int) -> Iterator[str]:
     )
 
 
-def _top(config: DecoderConfig) -> list[str]:
-  return [path for path in _TOP if path != 'head' or not config.tied]
-
-
-def _layer(config: DecoderConfig) -> dict[str, tuple[str, ...]]:
-  return _ATTENTION | (_EXPERTS if config.experts else _MLP)
-
-
-def _name(name: str, layer: int) -> str:
-  return f'model.layers.{layer}.{name}.weight'
-
-
-def _ours(path: str, config: DecoderConfig) -> tuple[int, ...]:
-  """Returns the shape of one layer's parameter in the decoder."""
-  return config.arrays[f'layers/{path}'][0][1:]
-
-
 def _matrix(path: str, config: DecoderConfig) -> tuple[int, ...]:
   """Returns a parameter's shape as (in, out), with heads and head_dim merged,
   or (experts, in, out); a norm's as it is.
   """
-  shape = _ours(path, config)
+  shape = config.arrays[f'layers/{path}'][0][1:]
   if path == 'attention/out':
     return math.prod(shape[:2]), shape[2]
   if path.startswith('attention/') and len(shape) > 1:
@@ -249,5 +237,5 @@ def _matrix(path: str, config: DecoderConfig) -> tuple[int, ...]:
 
 
 def _turned(x: np.ndarray) -> np.ndarray:
-  """[…, in, out] as […, out, in], and back; a norm's scale as it is."""
+  """[…, in, out] as […, out, in]; a norm's scale as it is."""
   return x if x.ndim == 1 else np.swapaxes(x, -1, -2)

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 from diloco.models import api, layers
 from diloco.models.decoder_config import DecoderConfig
 from diloco.models.routing import Routing, route
-from diloco.models.sharding import RULES
+from diloco.models.sharding import mesh_axis
 
 BLOCKS_PER_EXPERT = 4  # On average; padding adds about a quarter of the rows.
 BLOCK_ROWS_MIN = 8
@@ -188,18 +188,9 @@ def spread(
     y_BLD = _asked(x_BLD, chosen_BLK, gates_BLK, *matrices, experts=None)
     return y_BLD.astype(x_BLD.dtype)
   experts = matrices[0].shape[0]
-
-  def axis(name: str, size: int) -> str | None:
-    """Returns the mesh axis of a name; None if there is none dividing
-    `size`.
-    """
-    target = RULES[name]
-    divides = target in mesh.shape and size % mesh.shape[target] == 0
-    return target if divides else None
-
-  rows = PartitionSpec(axis('batch', x_BLD.shape[0]), None, None)
-  of_experts = axis('experts', experts)
-  of_mlp = axis('mlp', matrices[0].shape[-1])
+  rows = PartitionSpec(mesh_axis(mesh, 'batch', x_BLD.shape[0]), None, None)
+  of_experts = mesh_axis(mesh, 'experts', experts)
+  of_mlp = mesh_axis(mesh, 'mlp', matrices[0].shape[-1])
   split = [name for name in (of_experts, of_mlp) if name is not None]
 
   @functools.partial(
@@ -266,8 +257,6 @@ def _asked(
   )
   y_TKD = y_RD[jnp.argsort(order_R)].reshape(-1, top_k, width)
   y_TD = jnp.einsum(
-    'TKD,TK->TD',
-    y_TKD.astype(jnp.float32),
-    gates_BLK.reshape(-1, top_k),
+    'TKD,TK->TD', y_TKD.astype(jnp.float32), gates_BLK.reshape(-1, top_k)
   )
   return y_TD.reshape(batch, length, width)

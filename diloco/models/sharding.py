@@ -114,18 +114,30 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
     return x
   if len(names) != x.ndim:
     raise ValueError(f'axes {names} do not fit the shape {x.shape}')
-  targets = [name and RULES[name] for name in names]
   spec = [
-    target if target in mesh.shape and size % mesh.shape[target] == 0 else None
-    for target, size in zip(targets, x.shape)
+    name and mesh_axis(mesh, name, size) for name, size in zip(names, x.shape)
   ]
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+
+
+def mesh_axis(mesh, name: str, size: int) -> str | None:
+  """Returns the mesh axis of a logical one; None if the mesh does not have it,
+  or it does not divide `size`.
+  """
+  target = RULES[name]
+  divides = target in mesh.shape and size % mesh.shape[target] == 0
+  return target if divides else None
 
 
 def _spec(path, names, shape, mesh) -> PartitionSpec:
   if len(names) != len(shape):
     raise ValueError(f'{path}: axes {names} do not fit the shape {shape}')
-  targets = [_target(path, name) for name in names]
+  for name in names:
+    if name is not None and name not in RULES:
+      raise ValueError(
+        f'{path}: no rule for the axis {name!r}; there are {sorted(RULES)}'
+      )
+  targets = [name and RULES[name] for name in names]
   for name, target, size in zip(names, targets, shape):
     if target and size % mesh.shape[target]:
       raise ValueError(
@@ -139,13 +151,3 @@ def _spec(path, names, shape, mesh) -> PartitionSpec:
   if not math.prod(shape):
     raise ValueError(f'{path}: its shape {shape} holds no element')
   return PartitionSpec(*targets)
-
-
-def _target(path, name) -> str | None:
-  if name is None:
-    return None
-  if name not in RULES:
-    raise ValueError(
-      f'{path}: no rule for the axis {name!r}; there are {sorted(RULES)}'
-    )
-  return RULES[name]

@@ -11,27 +11,15 @@ an offer is its handle, of a donation its first one.
 from diloco.protocol.messages import Part, Payload, SessionKey
 from diloco.protocol.values import Value
 
-# While the hosts meet, before JAX connects them -------------------------------
-
-
-class HostHere(Value):
-  """The first message of hosts 1 … N−1 to host 0, once authenticated."""
-
-  host: int  # The host number that the launcher gave.
-
-
-class JaxAt(Value):
-  """All hosts are here; gives the address of JAX's coordination service."""
-
-  address: str
-
-
-class AllConnected(Value):
-  """This host has all its connections; the rendezvous is over for it."""
-
 
 class FromLeadingHost(Value):
   """A message that the leading host may send to the others."""
+
+
+class JaxAt(FromLeadingHost):
+  """All hosts are here; gives the address of JAX's coordination service."""
+
+  address: str
 
 
 # For the loop of the others: in order, at boundaries --------------------------
@@ -88,7 +76,6 @@ class SaveAt(FromLeadingHost):
   """Begin a checkpoint of this boundary."""
 
   step: int
-  loss: float
   progress: str  # JSON, as of `learner.restore.progress_of`.
 
 
@@ -194,8 +181,14 @@ class FromOtherHost(Value):
   """A message that another host may send to the leading one."""
 
 
+class HostHere(FromOtherHost):
+  """A host's first message, once authenticated; JAX is yet to be started."""
+
+  host: int  # The host number that the launcher gave.
+
+
 class HostStarted(FromOtherHost):
-  """A host's first message: its number and its complete checkpoints."""
+  """A host has compiled: its index in JAX and its complete checkpoints."""
 
   host: int
   steps: tuple[int, ...]
@@ -226,5 +219,3 @@ class StopWanted(FromOtherHost):
 
 FROM_LEADING_HOST = tuple(FromLeadingHost.__subclasses__())
 FROM_OTHER_HOSTS = tuple(FromOtherHost.__subclasses__())
-FROM_FIRST_HOST = (JaxAt, AllConnected)
-TO_FIRST_HOST = (HostHere, AllConnected)

@@ -189,7 +189,6 @@ class SaveParts(FromLead):
 
   job: int
   closed_round: int
-  losses: tuple[float, ...]  # Losses of Θ where known.
   wait: bool  # Answer once it is on the disk.
 
 

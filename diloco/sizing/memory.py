@@ -213,7 +213,7 @@ def of_layout(config: RunConfig, layout: Layout) -> SyncerMachine:
     config.protocol.inflight_max,
     config.protocol.learners,
     OUTER[config.outer.optimizer].moments,
-    config.checkpoint.keep_latest + config.checkpoint.keep_best,
+    config.checkpoint.keep_latest,
     whole if shards > 1 else None,
   )
   found = dataclasses.replace(found, shards=shards)

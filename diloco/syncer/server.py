@@ -410,9 +410,8 @@ class SyncerServer:
     self._disk.keep(self._machine.ledger(), self._run_crcs(), published)
     self._shards.install(effect, merged, here=False)
     if self._disk.saved_round != saved_round:
-      loss = self._stats.mean_loss()
       last = self._machine.ledger().ended
-      self._shards.save(effect.round, loss, last)
+      self._shards.save(effect.round, last)
     # Sessions that are missing had unusable addresses; their `Lost` event is on
     # its way.
     places = {

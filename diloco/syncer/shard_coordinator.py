@@ -481,17 +481,16 @@ class ShardCoordinator:
     self._tell(owner, orders.GoOn(p, effect.version, job))
     self.run[p] = held[p] = effect.version, crc
 
-  def save(self, closed_round: int, loss: float | None, last: bool):
+  def save(self, closed_round: int, last: bool):
     """Has all other shards save a checkpoint as of a round.
 
     If it is the last one, they are `unsaved` until they report that it is on
     disk.
     """
-    losses = () if loss is None else (loss,)
     self.unsaved = set(self._others) if last else set()
     for shard in self._others:
       job = next(self._numbers)
-      self._tell(shard, orders.SaveParts(job, closed_round, losses, wait=last))
+      self._tell(shard, orders.SaveParts(job, closed_round, wait=last))
 
   def collect(
     self, fragment: int, done: Callable[[tuple[str, Payload] | None], None]

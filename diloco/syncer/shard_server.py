@@ -98,7 +98,7 @@ class ShardServer:
       give_up_s = None  # There was a lead, so there will be another.
       if self._serve(client):
         return True
-    self._disk.save(self._shard.closed_round, None, wait=True)
+    self._disk.save(self._shard.closed_round, wait=True)
     return False
 
   def close(self):
@@ -189,7 +189,6 @@ class ShardServer:
     return False
 
   def _save(self, order: orders.SaveParts):
-    loss = order.losses[0] if order.losses else None
-    self._disk.save(order.closed_round, loss, order.wait)
+    self._disk.save(order.closed_round, order.wait)
     if order.wait:
       self._say(orders.Saved(order.job))

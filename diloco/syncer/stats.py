@@ -122,10 +122,6 @@ class RunStats:
       work.forget_sessions()
       self._work = work
 
-  def mean_loss(self) -> float | None:
-    """Returns the figure `loss`; None without a report."""
-    return figures.named('loss').value(self.status(False))
-
   # What happened ------------------------------------------------------------
 
   def note_event(self, event: syncer_events.Event):

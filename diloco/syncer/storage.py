@@ -57,7 +57,6 @@ class StatesDisk:
     self._records = SyncerRecords(
       folder,
       keep_latest=checkpoint.keep_latest,
-      keep_best=checkpoint.keep_best,
       every_rounds=checkpoint.syncer_every_rounds,
       say=logging.warning,
       sync=sync,
@@ -95,11 +94,11 @@ class StatesDisk:
       self._model.restore(p, state)
     return dict(zip(owned, found[0]))
 
-  def _save(self, closed_round: int, loss: float | None, record=None):
+  def _save(self, closed_round: int, record=None):
     """Starts to save all fragments as they are."""
     owned = self._model.owned
     states = [self._model.state(p) for p in owned]
-    if self._records.save(closed_round, states, loss, owned, record):
+    if self._records.save(closed_round, states, owned, record):
       self.saved_round = closed_round
 
 
@@ -270,7 +269,7 @@ class SyncerDisk(StatesDisk):
     if ledger.closed_round == self.saved_round:
       return
     record = ledger, self._counts(), crcs
-    self._save(ledger.closed_round, self._stats.mean_loss(), record)
+    self._save(ledger.closed_round, record)
 
   def save_last(self, ledger: Ledger, crcs: tuple[int | None, ...]):
     """Saves all fragments for a process that leaves, after the save in
@@ -302,12 +301,12 @@ class ShardDisk(StatesDisk):
       files.write_json(path, self._identity)
     self._restore()
 
-  def save(self, closed_round: int, loss: float | None, wait: bool):
+  def save(self, closed_round: int, wait: bool):
     """Starts to save all pieces as they are; with `wait`, finishes it."""
     if wait:
       self._records.wait(CLOSE_S)
     if closed_round > self.saved_round:
-      self._save(closed_round, loss)
+      self._save(closed_round)
     if wait:
       self._records.wait(CLOSE_S)
 

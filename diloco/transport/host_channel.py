@@ -32,6 +32,8 @@ class HostConnection:
 
   Args:
     allowed: the kinds of messages that the peer may send.
+
+  Attributes:
     on_message: called with each on the reading thread.
     on_lost: called once with why the connection ended.
   """
@@ -46,8 +48,8 @@ class HostConnection:
   ):
     self._connection = connection
     self._allowed = allowed
-    self._on_message = on_message
-    self._on_lost = on_lost
+    self.on_message = on_message
+    self.on_lost = on_lost
     self._peer = peer
     self._closed = threading.Event()
     self._lost = threading.Lock()
@@ -89,7 +91,7 @@ class HostConnection:
     try:
       while True:
         data = self._connection.recv_bytes(wire.MESSAGE_BYTES_MAX)
-        self._on_message(wire.decode(data, self._allowed, self._peer))
+        self.on_message(wire.decode(data, self._allowed, self._peer))
     except (EOFError, OSError) as error:
       self._say_lost(str(error) or type(error).__name__)
     except wire.MalformedMessage as error:
@@ -104,7 +106,7 @@ class HostConnection:
 
   def _say_lost(self, reason: str):
     if self._lost.acquire(blocking=False) and not self._closed.is_set():
-      self._on_lost(GroupLost(f'{self._peer}: {reason}'))
+      self.on_lost(GroupLost(f'{self._peer}: {reason}'))
 
 
 class HostListener:

@@ -38,8 +38,6 @@ _ALL = tuple(
       *messages.FROM_SYNCER,
       *shard_messages.FROM_SHARD,
       *shard_messages.FROM_LEAD,
-      *host_messages.FROM_FIRST_HOST,
-      *host_messages.TO_FIRST_HOST,
       *host_messages.FROM_LEADING_HOST,
       *host_messages.FROM_OTHER_HOSTS,
     )

@@ -25,7 +25,7 @@ def tell(**fields):
 
 
 def checkpoints(folder: pathlib.Path) -> Checkpoints:
-  return Checkpoints(folder, 2, 0, logging.warning)
+  return Checkpoints(folder, 2, logging.warning)
 
 
 def arrays_of(step: int) -> dict:
@@ -42,7 +42,7 @@ def keep_saving(folder: pathlib.Path):
     assert all((x == newest).all() for x in found.arrays.values())
   tell(restored=newest)
   for step in itertools.count(newest + 1):
-    assert store.save(step, arrays_of(step), {'step': step}, None)
+    assert store.save(step, arrays_of(step), {'step': step})
     tell(begun=step)
     assert store.wait(SAVE_S)
     tell(written=step)
@@ -56,7 +56,7 @@ def full_disk(folder: pathlib.Path):
   unlimited = resource.RLIM_INFINITY
   for step, bytes_max in ((1, unlimited), (2, 1 << 20), (3, unlimited)):
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, unlimited))
-    assert store.save(step, arrays_of(step), {}, None)
+    assert store.save(step, arrays_of(step), {})
     assert store.wait(SAVE_S)
     tell(failed=store.failed, folder=sorted(p.name for p in folder.iterdir()))
   store.close(SAVE_S)

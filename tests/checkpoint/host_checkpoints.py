@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from diloco.checkpoint.host_files import HostFiles
+from diloco.checkpoint.orbax_files import HostFiles
 from diloco.checkpoint.store import Checkpoints
 
 SHAPE = (4, 6)
@@ -40,12 +40,11 @@ def main(folder: str, process: int, coordinator: str):
   saves = Checkpoints(
     pathlib.Path(folder) / f'host-{process}',
     keep_latest=1,
-    keep_best=0,
     say=lambda text: print(f'said: {text}', file=sys.stderr),
-    files=HostFiles(),
+    files=HostFiles,
   )
   for step in (1, 2) if process else ():
-    assert saves.save(step, tree(step), {'of': process}, loss=None)
+    assert saves.save(step, tree(step), {'of': process})
     assert saves.wait(60.0)
   likes = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(

@@ -3,7 +3,6 @@
 
 import itertools
 import pathlib
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -62,7 +61,7 @@ class LoneLearner:
   def __init__(self, run_spec: RunSpec, folder: pathlib.Path):
     self.said: list[str] = []
     self.records = LearnerRecords(
-      folder, 0, run_spec.fingerprints, 2, 0, self.said.append
+      folder, 0, run_spec.fingerprints, 2, self.said.append
     )
     self.device = Device(run_spec)
     restored = restore.restore(run_spec, self.device, self.records)
@@ -74,11 +73,16 @@ class LoneLearner:
       run_spec.fingerprints,
       restored.start,
     )
-    outputs = SimpleNamespace(
-      checkpoints=self.records, metrics=Nowhere(), tape=Nowhere()
-    )
     self.loop = TrainLoop(
-      run_spec, 0, self.device, restored, exchange, outputs, 1.0
+      run_spec,
+      0,
+      self.device,
+      restored,
+      exchange,
+      self.records,
+      Nowhere(),
+      Nowhere(),
+      notice_s=1.0,
     )
     self.loop._training = True
     rows = run_spec.config.data.batch, run_spec.config.data.seq_len + 1

@@ -24,14 +24,14 @@ def said():
 
 @pytest.fixture
 def store(tmp_path, said):
-  store = Checkpoints(tmp_path, 2, 0, said.append)
+  store = Checkpoints(tmp_path, 2, said.append)
   yield store
   store.close(SAVE_S)
 
 
-def _save(store, step, tree=None, loss=None):
+def _save(store, step, tree=None):
   tree = {'a': np.full(9, step)} if tree is None else tree
-  assert store.save(step, tree, {'of': step}, loss)
+  assert store.save(step, tree, {'of': step})
   assert store.wait(SAVE_S)
 
 
@@ -77,7 +77,7 @@ def test_arrays_may_be_given_away_at_once(store):
   step = jax.jit(lambda x: 2 * x + 1, donate_argnums=0)
   given = jnp.arange(1 << 20, dtype=jnp.float32)
   expected = np.array(given)
-  assert store.save(1, {'a': given}, {}, None)
+  assert store.save(1, {'a': given}, {})
   for _ in range(20):  # The memory is used again and again.
     given = step(given)
   jax.block_until_ready(given)
@@ -108,8 +108,8 @@ def test_no_save_begins_while_one_is_under_way(
     write(self, *arguments)
 
   monkeypatch.setattr(Checkpoints, '_write', wait_and_write)
-  assert store.save(1, {'a': np.zeros(1)}, {}, None)
-  assert not store.save(2, {'a': np.zeros(1)}, {}, None)
+  assert store.save(1, {'a': np.zeros(1)}, {})
+  assert not store.save(2, {'a': np.zeros(1)}, {})
   gate.put(None)
   assert store.wait(SAVE_S)
   assert said == [
@@ -131,7 +131,7 @@ def test_a_step_that_another_host_lacks_is_set_aside(store, said, tmp_path):
 
 def test_no_save_begins_of_a_step_that_is_not_newer(store, said):
   _save(store, 4)
-  assert not store.save(4, {'a': np.zeros(1)}, {}, None)
+  assert not store.save(4, {'a': np.zeros(1)}, {})
   assert 'there is 4 already' in said[0]
 
 
@@ -139,7 +139,7 @@ def test_a_save_that_can_not_be_made_is_counted_and_the_next_one_made(
   tmp_path, said
 ):
   (tmp_path / 'store').write_text('in the way')
-  store = Checkpoints(tmp_path / 'store', 2, 0, said.append)
+  store = Checkpoints(tmp_path / 'store', 2, said.append)
   _save(store, 1)
   assert store.failed == 1
   assert f'{tmp_path}/store/1 could not be written' in said[0]
@@ -156,28 +156,6 @@ def test_the_latest_are_kept(store, tmp_path):
   for step in range(1, 6):
     _save(store, step)
   assert _steps(tmp_path) == [4, 5]
-
-
-def test_the_best_are_kept_besides(tmp_path, said):
-  store = Checkpoints(tmp_path, 1, 2, said.append)
-  losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: float('nan'), 5: None, 6: 4.0}
-  for step, loss in losses.items():
-    _save(store, step, loss=loss)
-  assert _steps(tmp_path) == [2, 3, 6]
-  store.close(SAVE_S)
-
-
-def test_an_unreadable_loss_is_as_none(tmp_path, said):
-  store = Checkpoints(tmp_path, 2, 1, said.append)
-  for step, loss in {1: 1.0, 2: 3.0, 3: 2.0}.items():
-    _save(store, step, loss=loss)
-  store.close(SAVE_S)
-  (tmp_path / '1' / '_CHECKPOINT_METADATA').write_text('{"cus')
-  later = Checkpoints(tmp_path, 1, 1, said.append)
-  _save(later, 4, loss=2.5)
-  assert _steps(tmp_path) == [3, 4]
-  assert said[0].startswith(f'the loss of {tmp_path}/1: ')
-  later.close(SAVE_S)
 
 
 # What is broken ---------------------------------------------------------------
@@ -261,7 +239,7 @@ def test_a_half_written_one_is_said_and_removed_by_the_next_save(
   _save(store, 1)
   unfinished = tmp_path / '2.orbax-checkpoint-tmp'
   unfinished.mkdir()
-  later = Checkpoints(tmp_path, 2, 0, said.append)
+  later = Checkpoints(tmp_path, 2, said.append)
   assert later.restore({'a': np.zeros(9, int)}).step == 1
   assert said == [f'{unfinished} is passed over: half written']
   _save(later, 3)

@@ -2,7 +2,6 @@
 """Nothing that saves, or gives to a newcomer, copies θ in the train loop."""
 
 import queue
-import types
 
 import jax
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from diloco.checkpoint import arrays as checkpoint_arrays
 from diloco.checkpoint import store
 from diloco.learner import restore
+from diloco.protocol.learner import events as learner_events
 from tests.checkpoint import lone_learner
 
 pytestmark = pytest.mark.alone
@@ -85,7 +85,7 @@ def test_a_step_beside_gives_the_same_bits_and_leaves_what_it_is_given(
   params, state = device.init(run_spec.initial_parameters())
   given = _bits((params, state))
   batch = device.put_batch(learner.batch)
-  spare = device.empty_params(), device.empty_state()
+  spare = device.zeros(device.params_like), device.zeros(device.state_like)
   beside = device.step_beside(params, state, batch, 0.1, (0, 7), spare)
   beside_bits = _bits(beside)
   assert _bits((params, state)) == given
@@ -169,12 +169,10 @@ def test_a_blend_right_after_a_save_does_not_change_it(learner, gate):
 
 def test_a_newcomer_is_given_the_state_of_its_boundary(learner):
   loop, given = learner.loop, []
-  loop._client.prepare_donation = lambda effect: types.SimpleNamespace(
-    newcomer=(1, 1), handles=()
-  )
-  loop._client.donate = lambda donation, held, state: given.append(state)
+  loop._client.donation_handles = lambda: ()
+  loop._client.donate = lambda said, step, held, state: given.append(state)
   expected = _bits(loop._state.inner_state)
-  loop._donate(None)
+  loop._donate(learner_events.DonateState(1, 1, step=3))
   loop._state_before = _buffers(loop._state.inner_state)
   learner.steps(3)
   [held] = given

@@ -16,7 +16,7 @@ PROGRESS = {'position': 41, 'versions': [3, 2], 'crcs': [0xFFFFFFFF, 7]}
 
 def _records(folder, said, learner=0, **changed):
   prints = {**PRINTS, **changed}
-  return LearnerRecords(folder, learner, prints, 2, 0, said.append)
+  return LearnerRecords(folder, learner, prints, 2, said.append)
 
 
 @pytest.fixture(scope='module')
@@ -49,7 +49,7 @@ def _likes(learner):
 def saved(learner, tmp_path):
   records = _records(tmp_path, [])
   params, state, bases = learner
-  assert records.save_state(40, HeldState(params, state), bases, PROGRESS, 1.5)
+  assert records.save_state(40, HeldState(params, state), bases, PROGRESS)
   records.close(SAVE_S)
   return tmp_path
 
@@ -77,7 +77,7 @@ def test_a_longer_run_takes_them_a_shorter_one_does_not(learner, tmp_path):
   steps = 'protocol.total_steps'
   records = _records(tmp_path, [], **{steps: '60'})
   params, state, bases = learner
-  records.save_state(40, HeldState(params, state), bases, PROGRESS, 1.0)
+  records.save_state(40, HeldState(params, state), bases, PROGRESS)
   records.close(SAVE_S)
   longer = _records(tmp_path, [], **{steps: '90'})
   assert longer.restore_state(*_likes(learner)).step == 40

@@ -25,8 +25,8 @@ class Counting:
     self._inside = 0
     self._changed = threading.Condition()
 
-  def open(self, folder, keep) -> 'Counting':
-    return self
+  def __call__(self, folder, keep_latest) -> 'Counting':
+    return self  # As if it were made.
 
   def save(self, step: int, found, text: str):
     with self._changed:
@@ -43,10 +43,10 @@ class Counting:
 def test_one_save_of_a_process_is_written_at_a_time(tmp_path):
   files, said = Counting(), []
   stores = [
-    Checkpoints(tmp_path / str(i), 1, 0, said.append, files) for i in (0, 1)
+    Checkpoints(tmp_path / str(i), 1, said.append, files) for i in (0, 1)
   ]
   for store in stores:
-    assert store.save(1, {'a': np.zeros(9)}, {}, None)
+    assert store.save(1, {'a': np.zeros(9)}, {})
   for store in stores:
     assert store.wait(SAVE_S)
     store.close(SAVE_S)
@@ -56,8 +56,8 @@ def test_one_save_of_a_process_is_written_at_a_time(tmp_path):
 @pytest.mark.parametrize('load', [read_parameters, 'volumes'])
 def test_nothing_is_loaded_while_a_save_is_written(tmp_path, load):
   write_parameters(tmp_path / 'parameters', {'a': np.zeros(9)})
-  store = Checkpoints(tmp_path / 'store', 1, 0, print)
-  assert store.save(1, {'a': np.zeros(9)}, {}, None)
+  store = Checkpoints(tmp_path / 'store', 1, print)
+  assert store.save(1, {'a': np.zeros(9)}, {})
   assert store.wait(SAVE_S)
   store.close(SAVE_S)
   like = {'a': jax.ShapeDtypeStruct((9,), np.float64)}

@@ -60,7 +60,7 @@ def _delta(model, fragment, seed):
 
 def _records(folder, said=None, every_rounds=4):
   said = [] if said is None else said
-  return SyncerRecords(folder, 2, 0, every_rounds, said.append)
+  return SyncerRecords(folder, 2, every_rounds, said.append)
 
 
 def _close(model, fragment, seed):
@@ -148,7 +148,7 @@ def test_a_crash_between_two_names_of_the_ledger_goes_on_from_the_last(
 
 @pytest.mark.parametrize('sync', [False, True])
 def test_a_full_disk_leaves_the_last_ledger_and_nothing_else(tmp_path, sync):
-  records = SyncerRecords(tmp_path, 2, 0, 4, print, sync)
+  records = SyncerRecords(tmp_path, 2, 4, print, sync)
   records.write_ledger(LEDGER, {}, CRCS)
   limit = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
@@ -166,7 +166,7 @@ def test_a_checkpoint_newer_than_the_ledger_is_gone_on_from(trained, tmp_path):
   records = _records(tmp_path, said)
   records.write_ledger(LEDGER, {}, CRCS)
   record = _later(LEDGER), {'a': 2}, CRCS
-  assert records.save(2, _states(trained), None, ledger=record)
+  assert records.save(2, _states(trained), ledger=record)
   records.close(SAVE_S)
   assert _records(tmp_path, said).read_ledger() == record
   assert any('goes on from the checkpoint of round 2' in x for x in said), said
@@ -185,7 +185,7 @@ def test_a_folder_is_one_process_s(tmp_path, monkeypatch):
 
 def test_checkpoints_without_their_ledger_are_no_new_run(trained, tmp_path):
   records = _records(tmp_path)
-  assert records.save(3, _states(trained), None)
+  assert records.save(3, _states(trained))
   records.close(SAVE_S)
   with pytest.raises(BrokenRecord, match='a checkpoint of round 3'):
     _records(tmp_path).read_ledger()
@@ -196,7 +196,7 @@ def test_checkpoints_without_their_ledger_are_no_new_run(trained, tmp_path):
 
 def test_a_restored_model_makes_the_same_next_step(run_spec, trained, tmp_path):
   records = _records(tmp_path)
-  assert records.save(3, _states(trained), None)
+  assert records.save(3, _states(trained))
   records.close(SAVE_S)
   twin = OuterState(run_spec)
   versions, states = _records(tmp_path).restore(_states(twin))
@@ -217,7 +217,7 @@ def test_rounds_that_close_meanwhile_do_not_change_what_is_saved(
   trained, tmp_path
 ):
   records, before = _records(tmp_path), _states(trained)
-  assert records.save(3, before, None)
+  assert records.save(3, before)
   _close(trained, 1, seed=7)
   records.close(SAVE_S)
   _, [_, state] = records.restore(before)

@@ -13,7 +13,6 @@ from diloco.config import run_config
 from diloco.learner import restore
 from diloco.learner.connection import SyncerAddress
 from diloco.learner.device import Device
-from diloco.learner.restore import Outputs
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
 from diloco.metrics.jsonl import read_jsonl
@@ -65,7 +64,6 @@ class Living:
       learner,
       run_spec.fingerprints,
       checkpoint.keep_latest,
-      checkpoint.keep_best,
       say=run.said.append,
     )
     self.restored = restore.restore(run_spec, device, records)
@@ -89,7 +87,9 @@ class Living:
       device,
       self.restored,
       self.exchange,
-      Outputs(records, self._writer, self._tape),
+      records,
+      self._writer,
+      self._tape,
       NOTICE_S,
     )
     self.thread = threading.Thread(target=run.guard(self.train))

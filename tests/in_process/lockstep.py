@@ -155,7 +155,6 @@ class _LockstepLearner:
       HeldState(self.params, self.inner_state),
       self._own.bases,
       progress,
-      self._loss,
     )
     assert written
     self._records.close(SAVE_S)
@@ -278,7 +277,6 @@ class Lockstep:
       learner,
       self.run_spec.fingerprints,
       keep_latest=1,
-      keep_best=0,
       say=print,
     )
 

@@ -13,7 +13,7 @@ from diloco.config import run_config
 from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.replica import whole_replica
-from diloco.learner.transfers import Donation, FragmentTransfer
+from diloco.learner.transfers import FragmentTransfer
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
 from diloco.run.spec import make_run_spec
@@ -48,8 +48,6 @@ class OtherHost(HostGroup):
       self.told.append(message.taken)
 
   def answers(self, job, timeout_s=0.0):
-    if self.count == 1:
-      return {}  # It is being made.
     if self.lost:
       return {1: host_messages.HostDone(job, 'PeerLost: gone')}
     return {1: host_messages.HostDone(job, '', ('its host 1',), self.offered)}
@@ -110,9 +108,8 @@ class Pair:
     _, state = self._device.init(self._run_spec.initial_parameters())
     handles = self._donor.donation_handles()
     self._donor_host.offered = (messages.Part(1, 1),) * len(handles)
-    offered = self._donor.donate(
-      Donation(NEWCOMER, STEP, handles), self._donated.held(), state
-    )
+    said = host_messages.DonateAt(*NEWCOMER, handles)
+    offered = self._donor.donate(said, STEP, self._donated.held(), state)
     return messages.StateAt(*DONOR, offered)
 
   def versions(self) -> set[int]:

@@ -23,7 +23,7 @@ STEPS = 3
 def test_steps_leave_the_first_bases_as_they_were(tmp_path):
   run_spec = make_run_spec(run_config.build(tests_tiny.get_config()))
   device = Device(run_spec)
-  records = LearnerRecords(tmp_path, 0, run_spec.fingerprints, 1, 0, say=print)
+  records = LearnerRecords(tmp_path, 0, run_spec.fingerprints, 1, say=print)
   restored = restore.restore(run_spec, device, records)
   holder = StateHolder(device)
   params, state = restored.params, restored.inner_state

@@ -31,6 +31,7 @@ class Other:
       lambda error: None,
       'the leading host',
     )
+    self.say(said.HostHere(host))
     self.say(said.HostStarted(host, (5 * host, 20)))
 
   def say(self, message):
@@ -46,10 +47,16 @@ def hosts():
   listener = host_channel.HostListener('127.0.0.1', SECRET)
   found: queue.Queue = queue.Queue()
   threading.Thread(
-    target=lambda: found.put(HostGroup(listener, 2)), daemon=True
+    target=lambda: found.put(listener.accept(2)), daemon=True
   ).start()
   others = [Other(listener.address, host) for host in (1, 2)]
-  leading = found.get(timeout=WAIT_S)
+  leading = HostGroup(found.get(timeout=WAIT_S))
+  listener.close()
+  assert leading.here() == [1, 2]
+  restored = leading.agree((5, 10, 20, 30))
+  for other in others:
+    other.restores = other.hear()
+    assert other.restores.step == restored
   yield leading, *others
   leading.close()
   for other in others:
@@ -63,8 +70,9 @@ def _done(job: int = 8, reason: str = '', parts=(PART,)) -> said.HostDone:
 FETCH = said.HostFetch(8, ('first', 'there', 'too'), (), (1,), (2,))
 
 
-def test_it_knows_their_checkpoints(hosts):
-  assert hosts[0].steps == {1: (5, 20), 2: (10, 20)}
+def test_all_restore_the_newest_step_that_each_has(hosts):
+  _, first, second = hosts
+  assert first.restores == second.restores == said.RestoreFrom(20)
 
 
 def test_the_answers_of_all_are_told_apart(hosts):

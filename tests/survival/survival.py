@@ -75,7 +75,7 @@ class Survived:
 
 def spoil(folder: pathlib.Path):
   """A newer checkpoint, whole and sound, whose moments are not numbers."""
-  store = checkpoint_store.Checkpoints(folder, 2, 0, print)
+  store = checkpoint_store.Checkpoints(folder, 2, print)
   newest = checkpoint_store.newest_after(folder, -1)
   arrays = {
     name: array * np.float32(np.nan)
@@ -83,7 +83,7 @@ def spoil(folder: pathlib.Path):
     else array
     for name, array in newest.arrays.items()
   }
-  assert store.save(store.newest_step + 1, arrays, newest.meta, None)
+  assert store.save(store.newest_step + 1, arrays, newest.meta)
   store.close(START_S)
   assert store.failed == 0
 

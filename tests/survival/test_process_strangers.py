@@ -111,19 +111,20 @@ def test_a_stranger_in_host_1_s_place_gets_nothing(tmp_path):
     port = free_port()
     first = processes.host(0, 0, 2, port, 2, SECRET)
     lost = []
-    met = process_group.attend(
+    leading, jax_at = process_group.attend(
       ('127.0.0.1', port),
       exposure.group_secret(Access(), SECRET[GROUP_SECRET], 0),
       1,
       lost.append,
     )
-    code, said = stranger(met.jax_at)
+    heard = []
+    leading.on_message = heard.append
+    code, said = stranger(jax_at)
     assert code == 0
     got = [line for line in said.splitlines() if not line.startswith('[Gloo]')]
-    assert got[:-1] == ['joined', 'heard 2 words'], said
-    assert got[-1].startswith('refused: '), said
-    for connection in met._connections:  # As the kernel does for the dead.
-      connection.close(1.0)
+    assert got == ['joined as 1'], said
+    assert not heard  # Nobody is told to train: host 1 has not started.
+    leading.close(1.0)  # As the kernel does for the dead.
     assert processes.exit_code(first) == 1
     [error] = first.errors
     assert error.startswith(

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner.device import Device
 from diloco.learner.hosts.host_transfer import OF_SESSIONS, HostTransfer
-from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
 from diloco.learner.replica import Mismatch
 from diloco.learner.restore import restore
 from diloco.learner.train_state import TrainState
@@ -26,18 +25,6 @@ from diloco.transport.host_channel import HostConnection
 JOBS_MAX = 256  # Per worker; the leading host waits for what it requested.
 LOOK_S = 0.1  # Between two looks whether a save is over.
 CLOSE_S = 30.0  # Limit for writing the last checkpoint.
-LOOP = (
-  host_messages.RestoreFrom,
-  host_messages.MakeStep,
-  host_messages.TakeSnapshot,
-  host_messages.ApplyFragment,
-  host_messages.ResetState,
-  host_messages.DonateAt,
-  host_messages.AdoptState,
-  host_messages.BeginAt,
-  host_messages.SaveAt,
-  host_messages.EndAt,
-)
 # Addresses and parts, as in `HostDone`; None: there are none to tell.
 Done = tuple[tuple[str, ...], tuple[messages.Part, ...]] | None
 
@@ -46,7 +33,8 @@ class Follower:
   """One of the hosts 1 … N−1: it follows the leading host to the end.
 
   Args:
-    met: open connections to the other hosts; closed once this one is connected.
+    index: of this host, in JAX.
+    leading: the connection to the leading host.
     device: the compiled device.
     records: checkpoints of this host.
     plane: the data plane.
@@ -57,8 +45,8 @@ class Follower:
 
   def __init__(
     self,
-    process_group: ProcessGroup,
-    met: Rendezvous,
+    index: int,
+    leading: HostConnection,
     run_spec: RunSpec,
     learner: int,
     device: Device,
@@ -71,17 +59,9 @@ class Follower:
     self._made = threading.Event()
     self._up = Worker('up', JOBS_MAX, self._todo.put)
     self._down = Worker('down', JOBS_MAX, self._todo.put)
-    self._connection = HostConnection(
-      process_group.connect(),
-      host_messages.FROM_LEADING_HOST,
-      self._hear,
-      self._todo.put,
-      'the leading host',
-    )
-    met.close()
-    self._say(
-      host_messages.HostStarted(process_group.index, records.readable())
-    )
+    self._connection = leading
+    leading.on_message, leading.on_lost = self._hear, self._todo.put
+    self._say(host_messages.HostStarted(index, records.readable()))
     restored = restore(run_spec, device, records, self._next().step)
     self._state = TrainState(run_spec, learner, device, restored, records)
     self._transfer = HostTransfer(run_spec, device, restored.host, plane)
@@ -119,7 +99,7 @@ class Follower:
   # On the reading thread ------------------------------------------------------
 
   def _hear(self, message):
-    if isinstance(message, LOOP):
+    if isinstance(message, host_messages.RestoreFrom):
       self._todo.put(message)
       return
     self._made.wait()
@@ -142,8 +122,8 @@ class Follower:
         self._answer(down, message.job, end, told=message.taken)
       case host_messages.EndDonations():
         self._submit(self._up, lambda: transfer.end_donations(message.newcomer))
-      case _:
-        raise TypeError(f'Not for another host: {message!r}.')
+      case _:  # The loop executes it, in order.
+        self._todo.put(message)
 
   def _submit(self, worker: Worker, job: Callable[[], None]):
     if not worker.submit(job):
@@ -174,7 +154,7 @@ class Follower:
 
     def perform() -> Done:
       to = order.session, order.fragment, order.handle
-      return (), self._transfer.offer(*to, encode())
+      return (), self._transfer.sessions.offer(*to, encode())
 
     self._answer(self._up, order.handle, perform)
 

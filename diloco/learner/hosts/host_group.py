@@ -7,79 +7,94 @@ all parts, or none.
 """
 
 import contextlib
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 
-from diloco.checkpoint.learner_records import LearnerRecords
-from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
 from diloco.learner.replica import Mismatch
-from diloco.learner.restore import common_step
+from diloco.learner.restore import NONE
 from diloco.protocol import host_messages
 from diloco.protocol.host_messages import HostDone
-from diloco.transport.host_channel import (
-  GroupLost,
-  HostConnection,
-  HostListener,
-)
+from diloco.transport.host_channel import GroupLost, HostConnection
 
 ANSWER_S = 120.0  # A live host answers; jax ends dead ones sooner.
 STATE_S = 3600.0  # The limit when all of a host's state is moved.
-_STARTED = 0  # The job that a host begins with; the others have larger numbers.
+# The jobs that a host begins with; the others have larger numbers.
+_HERE, _STARTED = -1, 0
 
 
 class HostGroup:
-  """Connections to the hosts 1 … N−1, which are all open once constructed.
+  """Connections to the other hosts of a learner.
 
   Args:
-    listener: the listener they connect to; it is closed. None: there are none.
-    others: N−1.
+    peers: open connections to them, authenticated.
+    on_lost: called on a thread when a host is lost; see `watch`.
 
   Attributes:
     count: N, with the leading one.
-    steps: host -> the checkpoint steps that it has complete.
-
-  Raises:
-    GroupLost: not all of them came in time.
   """
 
-  def __init__(self, listener: HostListener | None = None, others: int = 0):
-    self.count = others + 1
+  def __init__(
+    self,
+    peers: Sequence[Connection] = (),
+    on_lost: Callable[[GroupLost], None] = lambda error: None,
+  ):
+    self.count = len(peers) + 1
     self._on_stop: Callable[[], None] = lambda: None
-    self._on_lost: Callable[[GroupLost], None] = lambda error: None
+    self._on_lost = on_lost
     self._changed = threading.Condition()
     # By job and host.
     self._answers: dict[int, dict[int, HostDone]] = {}
     # Answers to come that are not needed, by job.
     self._unwanted: dict[int, int] = {}
-    self._saved: dict[int, int] = {}  # Host -> step of the last that is over.
+    self._hosts: dict[int, int] = {}  # Peer -> its index in JAX, once started.
+    self._saved = [0] * len(peers)  # Step of the last that is over.
     self._lost: GroupLost | None = None
-    self._connections: dict[int, HostConnection] = {}
-    self._unnamed: list[HostConnection] = []
-    if listener is not None:
-      for connection in listener.accept(others):
-        self._unnamed.append(self._open(connection))
-      listener.close()
-    started = self.answers(_STARTED)
-    self.steps = {host: each.steps for host, each in started.items()}
+    self._connections = [
+      HostConnection(
+        connection,
+        host_messages.FROM_OTHER_HOSTS,
+        functools.partial(self._hear, peer),
+        self._note_lost,
+        'another host',
+      )
+      for peer, connection in enumerate(peers)
+    ]
+
+  def here(self) -> list[int]:
+    """Waits for all of them; returns the launcher's numbers, ascending."""
+    return sorted(each.host for each in self.answers(_HERE).values())
+
+  def agree(self, steps: Sequence[int]) -> int | None:
+    """Waits until all have started; tells them, and returns, what to restore.
+
+    Args:
+      steps: of the complete checkpoints of the leading host.
+
+    Returns:
+      The newest step that all hosts have; `NONE` if there is none. None where
+      there is no other host to agree with.
+    """
+    if self.count == 1:
+      return None
+    found = [set(x.steps) for x in self.answers(_STARTED, STATE_S).values()]
+    step = max(set(steps).intersection(*found), default=NONE)
+    self.tell(host_messages.RestoreFrom(step))
+    return step
 
   def watch(
-    self,
-    on_stop: Callable[[], None],
-    on_lost: Callable[[GroupLost], None],
+    self, on_stop: Callable[[], None], on_lost: Callable[[GroupLost], None]
   ) -> None:
     """Sets callbacks for a host that is told to stop, or is lost.
 
     They are called on a thread.
     """
     self._on_stop, self._on_lost = on_stop, on_lost
-    with self._changed:
-      lost = self._lost
-    if lost is not None:
-      on_lost(lost)
 
   def tell(self, message) -> None:
     """Sends one of `host_messages.FROM_LEADING_HOST` to all of them."""
-    for connection in self._connections.values():
+    for connection in self._connections:
       connection.send(message)
 
   def answers(
@@ -135,85 +150,43 @@ class HostGroup:
 
   def close(self) -> None:
     """Sends what is queued, and ends."""
-    for connection in self._connections.values():
+    for connection in self._connections:
       connection.close(timeout_s=3.0)
 
-  def _open(self, connection) -> HostConnection:
-    opened: list[HostConnection] = []
-    there = threading.Event()
-
-    def heard(message):
-      there.wait()
-      self._hear(opened[0], message)
-
-    opened.append(
-      HostConnection(
-        connection,
-        host_messages.FROM_OTHER_HOSTS,
-        heard,
-        self._note_lost,
-        'another host',
-      )
-    )
-    there.set()
-    return opened[0]
-
-  def _hear(self, connection: HostConnection, message):
+  def _hear(self, peer: int, message):
     match message:
+      case host_messages.HostHere():
+        self._answer(_HERE, peer, message)
       case host_messages.HostStarted():
-        self._connections[message.host] = connection
-        self._answer(_STARTED, connection, message)
+        self._hosts[peer] = message.host
+        self._answer(_STARTED, peer, message)
       case host_messages.HostDone():
-        self._answer(message.job, connection, message)
+        self._answer(message.job, peer, message)
       case host_messages.HostSaved():
         with self._changed:
-          self._saved[self._host_of(connection)] = message.step
+          self._saved[peer] = message.step
           self._changed.notify_all()
       case host_messages.StopWanted():
         self._on_stop()
       case _:
         raise TypeError(f'Not of another host: {message!r}.')
 
-  def _answer(self, job: int, connection: HostConnection, message):
-    host = self._host_of(connection)
+  def _answer(self, job: int, peer: int, message):
     with self._changed:
       if job in self._unwanted:
         self._unwanted[job] -= 1
         if not self._unwanted[job]:
           del self._unwanted[job]
         return
+      host = self._hosts.get(peer, peer)
       self._answers.setdefault(job, {})[host] = message
       self._changed.notify_all()
 
   def _all_saved(self, step: int) -> bool:
-    return all(self._saved.get(h, 0) >= step for h in self._connections)
-
-  def _host_of(self, connection: HostConnection) -> int:
-    [host] = [h for h, c in self._connections.items() if c is connection]
-    return host
+    return all(saved >= step for saved in self._saved)
 
   def _note_lost(self, error: GroupLost):
     with self._changed:
       self._lost = self._lost or error
       self._changed.notify_all()
     self._on_lost(error)
-
-
-def gather(
-  process_group: ProcessGroup, met: Rendezvous | None, records: LearnerRecords
-) -> tuple[HostGroup, int | None]:
-  """Connects the leading host to the others; returns them and the common step.
-
-  `met` is closed once they are connected. It is None if there are none: then
-  there is nothing to agree on, and no step.
-
-  Raises:
-    GroupLost: a host is gone.
-  """
-  if met is None:
-    return HostGroup(), None
-  hosts = HostGroup(process_group.listen(), process_group.hosts - 1)
-  met.close()
-  step = common_step([records.readable(), *hosts.steps.values()])
-  hosts.tell(host_messages.RestoreFrom(step))
-  return hosts, step

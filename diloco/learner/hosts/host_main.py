@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a learner's process to its end, once its flags are read."""
 
-import dataclasses
 import os
 import pathlib
 import signal
@@ -10,9 +9,9 @@ import time
 from typing import NoReturn
 
 import jax
-from absl import logging
+from absl import flags, logging
 
-from diloco.checkpoint import host_files, orbax_files
+from diloco.checkpoint import orbax_files
 from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.config import flags as config_flags
@@ -28,9 +27,9 @@ from diloco.learner.connection import (
 )
 from diloco.learner.device import Device
 from diloco.learner.hosts.follower import Follower
-from diloco.learner.hosts.host_group import gather
-from diloco.learner.hosts.process_group import ProcessGroup, Rendezvous
-from diloco.learner.restore import CheckpointGone, Outputs
+from diloco.learner.hosts.host_group import HostGroup
+from diloco.learner.hosts.process_group import ProcessGroup
+from diloco.learner.restore import CheckpointGone
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
 from diloco.metrics.workdir import Workdir, learner_name
@@ -42,55 +41,44 @@ from diloco.protocol.incarnation import incarnation_of
 from diloco.protocol.learner import events as learner_events
 from diloco.run.environment import describe
 from diloco.run.exposure import check_group, given_access, group_secret
-from diloco.run.spec import make_run_spec
+from diloco.run.spec import RunSpec, make_run_spec
 from diloco.run.step_profiler import StepProfiler
 from diloco.run.tape_events import LearnerEventLog
 from diloco.transport import sockets
 from diloco.transport.auth import Access
 from diloco.transport.control_client import NotAdmitted
-from diloco.transport.host_channel import GroupLost
+from diloco.transport.host_channel import GroupLost, HostConnection
 from diloco.transport.planes import make_plane
 from diloco.transport.sockets import BadAddress, HostUnknown
 
 
-@dataclasses.dataclass(frozen=True)
-class HostFlags:
-  """The flags of `python -m diloco.learner`, described there."""
+def run(config: RunConfig, given: flags.FlagValues) -> int:
+  """Trains to the end of the run; returns the exit code of the process.
 
-  workdir: str
-  learner: int
-  syncer: str
-  hosts: int
-  host: int
-  coordinator: str
-  notice_s: float
-
-
-def run(config: RunConfig, given: HostFlags) -> int:
-  """Trains to the end of the run; returns the exit code of the process."""
+  Args:
+    given: the flags of `python -m diloco.learner`.
+  """
   syncer = f'--syncer={given.syncer}'
-  with (
-    config_flags.refusing(),
-    config_flags.refusing(BadAddress, flag=syncer),
-  ):
+  with config_flags.refusing(), config_flags.refusing(BadAddress, flag=syncer):
     sockets.split(given.syncer)
     access = given_access(config.transport, bind=None)
     process_group = _process_group(config, access, given)
-    process = learner_name(given.learner, given.host)
-    monitor = monitor_flags.begin(config.name, process)
+    monitor = monitor_flags.begin(
+      config.name, learner_name(given.learner, given.host)
+    )
     run_spec = make_run_spec(config)
     with config_flags.refusing(NotAdmitted, flag='--token_file'):
       reason = _why_refused(run_spec, access, given)
     if reason is not None:
       return _say_refused(reason)
     hardware.check(os.environ)
-    met = _join(process_group)
+    others = _join(process_group)
     run_config.check_devices(config, _device_count())
   try:
-    workdir = Workdir(pathlib.Path(given.workdir))
-    if not process_group.leads:
-      return _follow(run_spec, workdir, access, process_group, met, given)
-    left = _train(run_spec, workdir, access, process_group, met, given, monitor)
+    process = _Process(run_spec, access, process_group, given)
+    if isinstance(others, HostConnection):
+      return process.follow(others)
+    left = process.train(others, monitor)
   except BrokenRecord as error:
     raise ConfigError([str(error)]) from None
   except RunIsOver as over:
@@ -117,7 +105,7 @@ def run(config: RunConfig, given: HostFlags) -> int:
 
 
 def _process_group(
-  config: RunConfig, access: Access, given: HostFlags
+  config: RunConfig, access: Access, given: flags.FlagValues
 ) -> ProcessGroup:
   """Returns which process of the learner this is.
 
@@ -150,7 +138,7 @@ def _process_group(
   return process_group
 
 
-def _join(process_group: ProcessGroup) -> Rendezvous | None:
+def _join(process_group: ProcessGroup) -> HostGroup | HostConnection:
   """Ends the process where the learner's hosts do not all come together."""
 
   def lost(error: GroupLost) -> NoReturn:
@@ -188,7 +176,9 @@ def _device_count() -> int:
   return jax.device_count()
 
 
-def _why_refused(run_spec, access: Access, given: HostFlags) -> str | None:
+def _why_refused(
+  run_spec, access: Access, given: flags.FlagValues
+) -> str | None:
   """Returns why the syncer, if it is there, would refuse this learner for good.
 
   It is asked before a device is touched: compiling takes a minute.
@@ -222,137 +212,136 @@ def _exit_code(left: learner_events.Leave) -> int:
   return 128 + signal.SIGTERM if left.stopped else 1
 
 
-def _records(
-  run_spec, workdir: Workdir, process_group: ProcessGroup, learner: int
-) -> LearnerRecords:
-  name = learner_name(learner)
-  folder, files = workdir.checkpoints(name), orbax_files.SOLE
-  if process_group.hosts > 1:
-    folder = workdir.host_checkpoints(name, process_group.index)
-    files = host_files.HostFiles()
-  checkpoint = run_spec.config.checkpoint
-  return LearnerRecords(
-    folder,
-    learner,
-    run_spec.fingerprints,
-    checkpoint.keep_latest,
-    checkpoint.keep_best,
-    say=logging.warning,
-    files=files,
-  )
+class _Process:
+  """What every process of a learner is made of, whether it leads or follows."""
 
+  def __init__(
+    self,
+    run_spec: RunSpec,
+    access: Access,
+    process_group: ProcessGroup,
+    given: flags.FlagValues,
+  ):
+    self._run_spec = run_spec
+    self._access = access
+    self._given = given
+    self._index = process_group.index
+    self._several = process_group.hosts > 1
+    self._workdir = Workdir(pathlib.Path(given.workdir))
+    self._name = learner_name(given.learner)
+    transport = run_spec.config.transport
+    self._plane = make_plane(transport.data_plane, transport.host, access)
 
-def _plane(run_spec, access: Access):
-  transport = run_spec.config.transport
-  return make_plane(transport.data_plane, transport.host, access)
+  def follow(self, leading: HostConnection) -> int:
+    """Runs a host that does not lead; returns the exit code host 0 sends."""
+    records = self._records()
+    follower = Follower(
+      self._index,
+      leading,
+      self._run_spec,
+      self._given.learner,
+      self._device(),
+      records,
+      self._plane,
+    )
+    _stop_on_signals(follower)
+    try:
+      end = follower.run()
+    finally:
+      self._plane.close()
+    logging.info('left: %s', end.reason)
+    return end.code
 
-
-def _follow(
-  run_spec,
-  workdir: Workdir,
-  access: Access,
-  process_group: ProcessGroup,
-  met: Rendezvous,
-  given: HostFlags,
-) -> int:
-  """Runs a host that does not lead; returns the exit code that host 0 sends."""
-  plane = _plane(run_spec, access)
-  records = _records(run_spec, workdir, process_group, given.learner)
-  device = _device(run_spec, workdir, given)
-  follower = Follower(
-    process_group, met, run_spec, given.learner, device, records, plane
-  )
-  _stop_on_signals(follower)
-  try:
-    end = follower.run()
-  finally:
-    plane.close()
-  logging.info('left: %s', end.reason)
-  return end.code
-
-
-def _train(
-  run_spec,
-  workdir: Workdir,
-  access: Access,
-  process_group: ProcessGroup,
-  met: Rendezvous | None,
-  given: HostFlags,
-  monitor: Monitor,
-) -> learner_events.Leave:
-  learner = given.learner
-  name = learner_name(learner)
-  plane = _plane(run_spec, access)
-  device = _device(run_spec, workdir, given)
-  records = _records(run_spec, workdir, process_group, given.learner)
-  hosts, step = gather(process_group, met, records)
-  restored = restore.restore(run_spec, device, records, step)
-  client = SyncerClient(
-    run_spec,
-    learner,
-    SyncerAddress(given.syncer, plane, access, workdir.summary.exists),
-    device,
-    restored.host,
-    restored.start,
-    hosts=hosts,
-  )
-  writer = MultiWriter(
-    [
-      JsonlWriter(workdir.metrics(name)),
-      TensorBoardWriter(
-        workdir.tensorboard(name), run_config.flat(run_spec.config)
+  def train(self, hosts: HostGroup, monitor: Monitor) -> learner_events.Leave:
+    """Runs the host that leads; returns why it left."""
+    run_spec, learner = self._run_spec, self._given.learner
+    workdir, name = self._workdir, self._name
+    device, records = self._device(), self._records()
+    step = hosts.agree(records.readable())
+    restored = restore.restore(run_spec, device, records, step)
+    client = SyncerClient(
+      run_spec,
+      learner,
+      SyncerAddress(
+        self._given.syncer, self._plane, self._access, workdir.summary.exists
       ),
-      monitor,
-    ]
-  )
-  tape = LearnerEventLog(
-    workdir.learner_tape(learner),
-    lambda: client.process,
-    describe(run_spec.config.mesh, os.environ),
-  )
-  train_loop = TrainLoop(
-    run_spec,
-    learner,
-    device,
-    restored,
-    client,
-    Outputs(records, writer, tape),
-    given.notice_s,
-    hosts,
-  )
-  hosts.watch(on_stop=train_loop.stop, on_lost=client.crash)
-  _stop_on_signals(train_loop)
-  try:
-    left = train_loop.run()
-    hosts.tell(host_messages.EndAt(_exit_code(left), left.reason))
-    return left
-  except RunIsOver as over:
-    hosts.tell(host_messages.EndAt(0, str(over)))
-    raise
-  except NotAdmitted as error:
-    hosts.tell(host_messages.EndAt(config_flags.EXIT_CONFIG, str(error)))
-    raise
-  finally:
-    client.close()
-    hosts.close()
-    writer.close()
-    tape.close()
-    plane.close()
+      device,
+      restored.host,
+      restored.start,
+      hosts=hosts,
+    )
+    writer = MultiWriter(
+      [
+        JsonlWriter(workdir.metrics(name)),
+        TensorBoardWriter(
+          workdir.tensorboard(name), run_config.flat(run_spec.config)
+        ),
+        monitor,
+      ]
+    )
+    tape = LearnerEventLog(
+      workdir.learner_tape(learner),
+      lambda: client.process,
+      describe(run_spec.config.mesh, os.environ),
+    )
+    train_loop = TrainLoop(
+      run_spec,
+      learner,
+      device,
+      restored,
+      client,
+      records,
+      writer,
+      tape,
+      self._given.notice_s,
+      hosts,
+    )
+    hosts.watch(on_stop=train_loop.stop, on_lost=client.crash)
+    _stop_on_signals(train_loop)
+    try:
+      left = train_loop.run()
+      hosts.tell(host_messages.EndAt(_exit_code(left), left.reason))
+      return left
+    except RunIsOver as over:
+      hosts.tell(host_messages.EndAt(0, str(over)))
+      raise
+    except NotAdmitted as error:
+      hosts.tell(host_messages.EndAt(config_flags.EXIT_CONFIG, str(error)))
+      raise
+    finally:
+      client.close()
+      hosts.close()
+      writer.close()
+      tape.close()
+      self._plane.close()
 
+  def _records(self) -> LearnerRecords:
+    folder, files = self._workdir.checkpoints(self._name), orbax_files.SoleFiles
+    if self._several:
+      folder = self._workdir.host_checkpoints(self._name, self._index)
+      files = orbax_files.HostFiles
+    return LearnerRecords(
+      folder,
+      self._given.learner,
+      self._run_spec.fingerprints,
+      self._run_spec.config.checkpoint.keep_latest,
+      say=logging.warning,
+      files=files,
+    )
 
-def _device(run_spec, workdir: Workdir, given: HostFlags) -> Device:
-  """Compiles the device; SIGUSR1 traces its next inner steps."""
-  name, run = learner_name(given.learner), run_spec.config.run
-  if given.hosts > 1:
-    name += f'.{given.host}'
-  profiler = StepProfiler(
-    workdir.profiles(name), run.profile_at_step, run.profile_steps
-  )
-  # Before programs are compiled: without a handler the signal ends a process.
-  signal.signal(signal.SIGUSR1, profiler.ask)
-  device = Device(run_spec)
-  device.profiler = profiler
-  return device
+  def _device(self) -> Device:
+    """Compiles the device; SIGUSR1 traces its next inner steps."""
+    name, run = self._name, self._run_spec.config.run
+    if self._several:
+      name += f'.{self._given.host}'
+    profiler = StepProfiler(
+      self._workdir.profiles(name), run.profile_at_step, run.profile_steps
+    )
+    # Before programs are compiled: without a handler the signal ends a process.
+    signal.signal(signal.SIGUSR1, profiler.ask)
+    device = Device(self._run_spec)
+    device.profiler = profiler
+    return device
 
 
 def _stop_on_signals(running: TrainLoop | Follower):

@@ -133,13 +133,6 @@ class HostTransfer:
       payload.encode(held, boxes, full) for boxes in self._by_shard(fragment)
     )
 
-  def offer(
-    self, session: int, fragment: int, handle: int, shares: Shares
-  ) -> tuple[messages.Part, ...]:
-    """Offers the syncer this host's bytes; returns what is on offer."""
-    self.sessions.offer(session, fragment, handle, shares)
-    return tuple(map(payload_parts.part_of, shares))
-
   def donate(
     self,
     newcomer: Newcomer,
@@ -463,15 +456,22 @@ class HostSessions:
       return False
     return list(found.unretired.values()).count(fragment) < OFFERS_MAX
 
-  def offer(self, session: int, fragment: int, handle: int, parts: Shares):
-    """Offers each shard its part; raises `Closed` if the session has ended."""
+  def offer(
+    self, session: int, fragment: int, handle: int, shares: Shares
+  ) -> tuple[messages.Part, ...]:
+    """Offers each shard its part; returns what is on offer.
+
+    Raises:
+      Closed: the session has ended.
+    """
     found = self._found(session)
     if found is None:
       raise Closed('the session has ended')
-    for publisher, data in zip(found.publishers, parts, strict=True):
+    for publisher, data in zip(found.publishers, shares, strict=True):
       if data.size:
         publisher.offer(handle, data)
     found.unretired[handle] = fragment
+    return tuple(map(payload_parts.part_of, shares))
 
   def fetchers(self, session: int) -> payload_parts.Fetchers:
     """Returns what pulls in a session; raises `Closed` if it has ended."""
