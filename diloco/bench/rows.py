@@ -35,9 +35,8 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.run import contributions
 from diloco.run.payload_parts import announced
 from diloco.run.spec import RunSpec, make_run_spec
-from diloco.simulator.cluster import Cluster, ClusterOptions
+from diloco.simulator.cluster import Cluster, ClusterOptions, Timing
 from diloco.simulator.network import Network
-from diloco.simulator.timing import Timing
 from diloco.syncer.outer_state import make_optimizer
 from diloco.syncer.shard import Shard
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
