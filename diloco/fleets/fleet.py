@@ -11,9 +11,8 @@ from diloco.fleets.speeds import Speeds
 from diloco.fleets.tally import LearnerCount, Tally
 from diloco.metrics.ages import total as ages_total
 from diloco.protocol.config import ProtocolConfig
-from diloco.simulator.cluster import Cluster, ClusterOptions
+from diloco.simulator.cluster import Cluster, ClusterOptions, Timing
 from diloco.simulator.network import SYNCER, Links, Meter, Network
-from diloco.simulator.timing import Timing
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,9 +28,13 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.run import tape_events
 from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
-from diloco.simulator.cluster import Cluster, ClusterOptions, SavedCluster
+from diloco.simulator.cluster import (
+  Cluster,
+  ClusterOptions,
+  SavedCluster,
+  Timing,
+)
 from diloco.simulator.observer import TokenObserver
-from diloco.simulator.timing import Timing
 
 HORIZON_FACTOR = 100.0  # A run that takes this much longer than planned hangs.
 REST_STEPS = 3.0  # In which learners finish their step before a checkpoint.

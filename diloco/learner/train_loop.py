@@ -41,10 +41,9 @@ from diloco.metrics import names
 from diloco.metrics.writer import Writer
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
-from diloco.run.event_log import LearnerEventLog
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import Utilisation
-from diloco.run.tape_events import SEED
+from diloco.run.tape_events import SEED, LearnerEventLog
 from diloco.transport.sockets import SocketMeter
 
 CLOSE_S = 30.0  # Limit for writing the last checkpoint.

@@ -16,9 +16,8 @@ from diloco.metrics.goodput import StepRecord
 from diloco.metrics.recorded_run import SYNCER
 from diloco.metrics.workdir import learner_name
 from diloco.prediction.recorded import Speeds
-from diloco.simulator.cluster import Cluster, ClusterOptions
+from diloco.simulator.cluster import Cluster, ClusterOptions, Timing
 from diloco.simulator.network import USUAL, LinkDeviation, UnequalWires
-from diloco.simulator.timing import Timing
 
 LATENCY_S = 0.001  # Of a message between two processes of one machine.
 TRANSFER_S = 0.002

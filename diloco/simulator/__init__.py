@@ -5,8 +5,7 @@ Start with `cluster`: syncer and learners under a simulated clock. `swarm`
 runs random scenarios of it: `python -m diloco.swarm`.
 
   engine             the clock, alarms, inner steps, what an observer is told
-  cluster            processes, deaths, messages between them
-  timing             how long what takes, and which ways are cut
+  cluster            processes, deaths, messages between them, durations
   simulated_syncer   a process of the syncer, or of a shard
   simulated_learner  a process of a learner
   contents           what processes hold: symbols here, arrays in the lab

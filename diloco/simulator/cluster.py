@@ -11,24 +11,63 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from diloco.protocol import timeouts
+from diloco.faults import WAYS
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.contents import Backend
 from diloco.simulator.engine import Observer, Simulation
-from diloco.simulator.network import UnequalWires, Wires
+from diloco.simulator.network import USUAL, LinkDeviation, UnequalWires, Wires
 from diloco.simulator.simulated_learner import SESSION_BITS, SimulatedLearner
 from diloco.simulator.simulated_syncer import (
   Disk,
   SimulatedShard,
   SimulatedSyncer,
 )
-from diloco.simulator.timing import BOTH_WAYS, Timing, Ways
 
 EPOCH_S = 1e6  # The time of a correct clock at the start of a simulation.
 KEEPALIVE_S = 5.0  # After this, silence breaks a stream on both sides.
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+  """Durations, in seconds.
+
+  Attributes:
+    step_s: an inner step, by learner id.
+    jitter: standard deviation of a step's length, as a share of it.
+    latency_s: a message, one way.
+    transfer_s: a fragment's bytes.
+    encode_s: a snapshot, from boundary to offer.
+    merge_s: the outer step.
+    reconnect_s: from a lost stream to the next attempt.
+    slow_share: share of the steps that take three times as long.
+    links: links that differ from the usual one, by learner id.
+    late_share: share of the syncer's pulls that take `late_s` more, and
+      succeed.
+    late_s: see `late_share`.
+  """
+
+  step_s: dict[int, float]
+  jitter: float = 0.0
+  latency_s: float = 0.001
+  transfer_s: float = 0.002
+  encode_s: float = 0.002
+  merge_s: float = 0.002
+  reconnect_s: float = 0.2
+  slow_share: float = 0.0
+  late_share: float = 0.0
+  late_s: float = 0.0
+  links: Mapping[int, LinkDeviation] = dataclasses.field(default_factory=dict)
+
+  def up_s(self, learner: int) -> float:
+    """Returns the latency of a message to the syncer."""
+    return self.latency_s + self.links.get(learner, USUAL).up_s
+
+  def down_s(self, learner: int) -> float:
+    """Returns the latency of a message from the syncer."""
+    return self.latency_s + self.links.get(learner, USUAL).down_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,41 +226,31 @@ class Cluster:
   def heal(self, learner: int):
     self.cut.discard(learner)
 
-  def silence(self, learner: int, ways: Ways):
+  def silence(self, learner: int, ways: tuple[str, ...]):
     """Drops bytes on these ways; streams notice only after `KEEPALIVE_S`."""
     stuck = {(learner, way): [] for way in ways}
     self.silent |= stuck
-    process, incarnation = (
-      self.learners[learner],
-      self.learners[learner].incarnation,
-    )
+    process, reason = self.learners[learner], 'no answer to a keepalive'
+    lost = syncer_events.Lost(learner, process.incarnation, reason)
 
     def noticed():
       if not all(self.silent.get(key) is held for key, held in stuck.items()):
         return  # It was over before that.
       for held in stuck.values():
         held.clear()  # Lost with the socket.
-      lost = syncer_events.Lost(
-        learner, incarnation, 'no answer to a keepalive'
-      )
       self.syncer.deliver(lost)
-
-      def read():
-        if process.incarnation == incarnation:
-          process.disconnect('no answer to a keepalive')
-
-      process.when_it_runs(read)
+      process.when_it_runs(lambda: process.disconnect(reason, lost.incarnation))
 
     self.sim.after(KEEPALIVE_S, noticed)
 
   def speak(self, learner: int):
     """Restores a silent link: what was held back is sent again, and arrives."""
-    for way in BOTH_WAYS:
+    for way in WAYS:
       for callback in self.silent.pop((learner, way), ()):
         callback()
 
   def is_silent(self, learner: int) -> bool:
-    return any((learner, way) in self.silent for way in BOTH_WAYS)
+    return any((learner, way) in self.silent for way in WAYS)
 
   def _on_the_way(self, learner: int, way: str, callback: Callable[[], None]):
     """Calls `callback` once the message is through."""
@@ -311,14 +340,7 @@ class Cluster:
 
   def to_syncer(self, process: SimulatedLearner, message):
     """Sends a message of a session, unless the link is cut."""
-    event = syncer_events.Heard(process.id, process.incarnation, message)
-    syncer = self.syncer
-
-    def arrive():
-      if process.id not in self.cut:
-        self._on_the_way(process.id, 'up', lambda: syncer.deliver(event))
-
-    self.sim.after(self.timing.up_s(process.id), arrive)
+    self._up(syncer_events.Heard(process.id, process.incarnation, message))
 
   def lost(
     self, process: SimulatedLearner, reason: str, through_the_cut: bool = False
@@ -326,16 +348,19 @@ class Cluster:
     """Notes a stream that ended on the learner's side; the syncer's host sees
     it.
     """
-    event = syncer_events.Lost(process.id, process.incarnation, reason)
-    syncer = self.syncer
+    lost = syncer_events.Lost(process.id, process.incarnation, reason)
+    self._up(lost, through_the_cut)
+
+  def _up(self, event: syncer_events.Event, through_the_cut: bool = False):
+    syncer, learner = self.syncer, event.learner
 
     def arrive():
       if through_the_cut:
         syncer.deliver(event)
-      elif process.id not in self.cut:
-        self._on_the_way(process.id, 'up', lambda: syncer.deliver(event))
+      elif learner not in self.cut:
+        self._on_the_way(learner, 'up', lambda: syncer.deliver(event))
 
-    self.sim.after(self.timing.up_s(process.id), arrive)
+    self.sim.after(self.timing.up_s(learner), arrive)
 
   def to_learner(self, learner: int, incarnation: int, message):
     """Sends a message of a session; a stopped process reads it later."""
@@ -345,10 +370,7 @@ class Cluster:
       if process.incarnation == incarnation and learner not in self.cut:
         process.hear(message)
 
-    def arrive():
-      self._on_the_way(learner, 'down', lambda: process.when_it_runs(read))
-
-    self.sim.after(self.timing.down_s(learner), arrive)
+    self._down(process, read)
 
   def drop(self, effect: syncer_events.EndSession):
     """Closes a stream from the syncer's side."""
@@ -357,11 +379,11 @@ class Cluster:
       self._disconnect(process, effect.reason)
 
   def _disconnect(self, process: SimulatedLearner, reason: str):
-    incarnation = process.incarnation
+    session = process.incarnation
+    self._down(process, lambda: process.disconnect(reason, session))
 
-    def read():
-      if process.incarnation == incarnation:
-        process.disconnect(reason)
+  def _down(self, process: SimulatedLearner, read: Callable[[], None]):
+    """Calls `read` once the message is through, and the process runs."""
 
     def arrive():
       self._on_the_way(process.id, 'down', lambda: process.when_it_runs(read))
@@ -372,14 +394,14 @@ class Cluster:
     """Returns True if a learner can open a stream to the syncer now."""
     syncer = self.syncer
     runs = syncer.alive and not syncer.stopped
-    return runs and learner not in self.cut and not self.is_silent(learner)
+    return runs and self.is_reached(learner)
 
   def reaches(self, learner: int, incarnation: int) -> bool:
     """Returns True if bytes can be pulled from a session's process now."""
     process = self.learners[learner]
     runs = not process.gone and not process.stopped
-    here = learner not in self.cut and not self.is_silent(learner)
-    return runs and here and process.incarnation == incarnation
+    session = process.incarnation == incarnation
+    return runs and session and self.is_reached(learner)
 
   def is_reached(self, learner: int) -> bool:
     """Returns True if anything reaches the learner now."""
@@ -389,14 +411,10 @@ class Cluster:
     self, process: SimulatedLearner, callback: Callable[[], None]
   ):
     """Calls `callback` once bytes come through and the process runs."""
-    ways = [way for way in BOTH_WAYS if (process.id, way) in self.silent]
+    ways = [way for way in WAYS if (process.id, way) in self.silent]
     self._on_the_way(
       process.id, (*ways, 'up')[0], lambda: process.when_it_runs(callback)
     )
-
-  def is_checkpoint(self, round_: int) -> bool:
-    """Returns True if the syncer writes Θ once this round has closed."""
-    return round_ % self.options.checkpoint_rounds == 0
 
   # Draws and numbers --------------------------------------------------------
 
@@ -406,9 +424,8 @@ class Cluster:
       return speeds[learner](self.sim.now)
     mean_s = self.timing.step_s[learner]
     drawn_s = self._random.gauss(mean_s, self.timing.jitter * mean_s)
-    if (
-      self.timing.slow_share and self._random.random() < self.timing.slow_share
-    ):
+    slow_share = self.timing.slow_share
+    if slow_share and self._random.random() < slow_share:
       drawn_s *= 3.0
     return max(drawn_s, 0.1 * mean_s)
 
@@ -417,12 +434,6 @@ class Cluster:
     share = self.timing.late_share
     late = share > 0.0 and self._late_random.random() < share
     return self.timing.late_s if late else 0.0
-
-  def transfer_max_s(self, usual_s: float) -> float:
-    """Returns when a pull from a stopped process times out."""
-    knob = self.config.patience
-    factor_s = timeouts.TRANSFER_FACTOR * usual_s
-    return knob * max(timeouts.TRANSFER_FLOOR_S, factor_s)
 
   def fails(self) -> bool:
     return self._random.random() < self.loss

@@ -16,8 +16,8 @@ from diloco.faults import WAYS, Fault
 from diloco.metrics.workdir import learner_name, shard_name
 from diloco.protocol import timeouts
 from diloco.protocol.config import ADMISSIONS, BLENDS, ProtocolConfig
+from diloco.simulator.cluster import Timing
 from diloco.simulator.network import USUAL, LinkDeviation, UnequalWires
-from diloco.simulator.timing import Timing
 
 WIDE_FROM = 10**8
 BURDENED_FROM = 10**14

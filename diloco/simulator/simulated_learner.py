@@ -215,8 +215,9 @@ class SimulatedLearner:
       learner_events.Connected(self.incarnation, addresses, partition)
     )
 
-  def disconnect(self, reason: str):
-    if not self.gone and self.online:
+  def disconnect(self, reason: str, incarnation: int):
+    """Notes that a stream is closed, unless a newer one is open."""
+    if not self.gone and self.online and incarnation == self.incarnation:
       self.online = False
       self.handle(learner_events.Disconnected(reason))
       self._connect_later()

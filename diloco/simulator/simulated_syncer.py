@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from diloco.protocol import messages
+from diloco.protocol import messages, timeouts
 from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
@@ -395,7 +395,7 @@ class SimulatedSyncer:
     self.merging -= 1
     data = self.contents.publish(p, effect.version)
     self._cluster.observer.theta(p, effect.version, self.crcs[p])
-    checkpoint = self._cluster.is_checkpoint(effect.round)
+    checkpoint = effect.round % self._cluster.options.checkpoint_rounds == 0
     self._write_ledger(checkpoint)
     self._install(p, effect.version)
     for shard in self._cluster.others.values() if checkpoint else ():
@@ -481,7 +481,9 @@ class SimulatedSyncer:
 
     def when_it_runs(callback: Callable[[], None]):
       if process.stopped or cluster.is_silent(effect.learner):
-        limit_s = cluster.transfer_max_s(usual_s)
+        longest_s = timeouts.TRANSFER_FACTOR * usual_s
+        limit_s = max(timeouts.TRANSFER_FLOOR_S, longest_s)
+        limit_s *= cluster.config.patience
         cluster.sim.at(max(began_s + limit_s, self.now), time_out)
       cluster.when_reached(process, callback)
 

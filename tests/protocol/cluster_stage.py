@@ -5,9 +5,8 @@ import dataclasses
 
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.syncer import events as syncer_events
-from diloco.simulator.cluster import Cluster, ClusterOptions
+from diloco.simulator.cluster import Cluster, ClusterOptions, Timing
 from diloco.simulator.engine import Observer
-from diloco.simulator.timing import Timing
 from tests.protocol import reading
 
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(ProtocolConfig)} | {

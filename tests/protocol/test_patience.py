@@ -7,8 +7,7 @@ from diloco.protocol import timeouts
 from diloco.protocol.syncer.pulls import AwaitedPull, Waits
 from diloco.protocol.timeouts import TransferTime
 from diloco.protocol.values import Ema
-from diloco.simulator.cluster import Cluster
-from diloco.simulator.timing import Timing
+from diloco.simulator.cluster import Cluster, Timing
 from tests.protocol.cluster_stage import DecisionLog, config_of
 
 STEPS = 500

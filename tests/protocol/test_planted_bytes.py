@@ -6,9 +6,9 @@ import pytest
 from diloco.protocol.learner import bootstrap as learner_bootstrap
 from diloco.protocol.values import changed
 from diloco.simulator import swarm as simulator_swarm
+from diloco.simulator.cluster import Timing
 from diloco.simulator.invariants import Violation
 from diloco.simulator.scenario import Fault, Scenario
-from diloco.simulator.timing import Timing
 from tests.protocol.stages import config_of
 
 

@@ -12,12 +12,11 @@ from diloco.protocol.learner.machine import Learner
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import offers
 from diloco.protocol.syncer.machine import Syncer
-from diloco.simulator.cluster import Cluster
+from diloco.simulator.cluster import Cluster, Timing
 from diloco.simulator.contents import FINGERPRINTS, RUN
 from diloco.simulator.invariants import Invariants, Violation
 from diloco.simulator.scenario import WIDE_FROM, draw
 from diloco.simulator.swarm import Swarm
-from diloco.simulator.timing import Timing
 from tests.protocol.derived import check_derived
 from tests.protocol.stages import config_of
 

@@ -7,10 +7,9 @@ import pytest
 
 from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.learner import events as learner_events
-from diloco.simulator.cluster import Cluster, ClusterOptions
+from diloco.simulator.cluster import Cluster, ClusterOptions, Timing
 from diloco.simulator.network import LinkDeviation, UnequalWires
 from diloco.simulator.observer import ClusterObserver
-from diloco.simulator.timing import Timing
 from tests.protocol.cluster_stage import config_of
 
 SLOW, LEARNERS, FRAGMENTS = 3, 4, 8

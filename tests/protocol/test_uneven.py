@@ -9,9 +9,8 @@ import pytest
 from diloco.protocol.syncer import collecting, pulls
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.timeouts import TransferTime
-from diloco.simulator.cluster import Cluster, ClusterOptions
+from diloco.simulator.cluster import Cluster, ClusterOptions, Timing
 from diloco.simulator.network import Cargo, UnequalWires
-from diloco.simulator.timing import Timing
 from tests.protocol.cluster_stage import DecisionLog, config_of
 
 FOREVER = 10**6  # Steps: no run here comes to its end.
@@ -163,7 +162,7 @@ def test_the_sync_includes_the_way_back():
   for learner in range(4):
     cluster.start(learner)
   cluster.run(60.0)
-  pull_and_merge_s = timing.pull_s + timing.merge_s
+  pull_and_merge_s = timing.latency_s + timing.transfer_s + timing.merge_s
   way_back_s = timing.latency_s + timing.transfer_s
   expected_s = pytest.approx(pull_and_merge_s + way_back_s, rel=0.05)
   assert collecting.sync_s(cluster.syncer.machine._state) == expected_s

@@ -7,10 +7,9 @@ import pytest
 
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
-from diloco.simulator.cluster import Cluster, ClusterOptions
+from diloco.simulator.cluster import Cluster, ClusterOptions, Timing
 from diloco.simulator.engine import Observer
 from diloco.simulator.network import Cargo, UnequalWires
-from diloco.simulator.timing import Timing
 from tests.protocol.stages import config_of
 
 LEARNERS = 8
