@@ -173,5 +173,6 @@ def main(argv) -> int:
 
 if __name__ == '__main__':
   define_flags()
-  sys.argv += KEYS  # Behind what is given: the last of equal flags counts.
+  if flags.has_config(sys.argv):  # Else it is refused.
+    sys.argv += KEYS  # The last of equal flags counts.
   flags.run(main, lambda argv: flags.parse(argv, example=EXAMPLE))

@@ -203,7 +203,7 @@ def test_a_learner_of_two_processes_beside_one_of_one():
   given.faults = ()
   given.mesh.fsdp = 4
   config = run_config.build(given)
-  _, first, second = program(
+  _, first, second, _ = program(
     config,
     ['--config=x.py'],
     Workdir(pathlib.Path('w')),

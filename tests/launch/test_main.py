@@ -53,10 +53,10 @@ FLAGS = {
 }
 # Of each, a line that its output has, and how often all roles are there.
 SHOWN = {
-  'gke': ('  name: quickstart-learner-3', 5),
-  'queued_resources': ('gcloud compute tpus queued-resources list', 5),
+  'gke': ('  name: quickstart-learner-3', 6),
+  'queued_resources': ('gcloud compute tpus queued-resources list', 6),
   # Learners are one script.
-  'slurm': ('--array=0,1,2,3 --dependency=after:SYNCER_JOB --partition=a', 2),
+  'slurm': ('--array=0,1,2,3 --dependency=after:SYNCER_JOB --partition=a', 3),
 }
 STAND_IN = """#!/bin/bash
 echo "$(basename "$0") $*" >>"$FAKES/called"
