@@ -113,7 +113,7 @@ def occupy(
     ) from None
   held = found - {workdir.lock.name}
   reason = _why_not_go_on(workdir, config) if held else None
-  if reason and not overwrite:
+  if reason and has_begun(workdir) and not overwrite:
     lock.close()
     raise ConfigError(
       [
@@ -121,12 +121,35 @@ def occupy(
         'run'
       ]
     )
-  if overwrite:
+  if overwrite or reason:
     for path in map(root.joinpath, held):
       is_folder = path.is_dir() and not path.is_symlink()
       (shutil.rmtree if is_folder else pathlib.Path.unlink)(path)
     held = set()
   return workdir, lock, bool(held)
+
+
+def has_begun(workdir: Workdir) -> bool:
+  """Returns False for a folder with no more than a start that failed.
+
+  There is nothing to go on with, and the next start may be of another run.
+  """
+  left = (
+    workdir.summary,
+    workdir.evaluation,
+    workdir.result,
+    workdir.parameters,
+    workdir.checkpoints(''),
+    workdir.chaos,
+    *workdir.syncer.rglob('states/*'),
+  )
+  if any(path.exists() for path in left):
+    return True
+  try:
+    status = read_status(workdir.status)
+  except files.MalformedFile:
+    return True  # Something has been there.
+  return status is not None and status.step > 0
 
 
 def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:

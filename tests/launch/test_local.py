@@ -290,6 +290,13 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, theirs):
   assert names_in(tmp_path) == ['lock']
 
 
+def test_a_start_that_failed_claims_no_folder(tmp_path):
+  """No step was made: another run may take its place."""
+  left(tmp_path, OTHER)
+  assert not occupied(tmp_path)
+  assert names_in(tmp_path) == ['lock']
+
+
 @pytest.mark.parametrize(
   ('theirs', 'mine', 'there', 'words'),
   [
