@@ -454,6 +454,7 @@ def define_flags() -> None:
     False,
     'Removes the run that the workdir holds, and begins anew.',
   )
+  absl_flags.DEFINE_bool('page', False, 'Gone: diloco watch RUN has the page.')
   absl_flags.DEFINE_string(
     'hosts',
     '1',
@@ -573,6 +574,10 @@ def main(argv, on_begin: Callable[[], None] = lambda: None) -> int:
     on_begin: called once the folder is this run's.
   """
   config, given = checked(argv), absl_flags.FLAGS
+  if given.page:
+    print(
+      f'note: --page is gone: diloco watch {given.workdir}', file=sys.stderr
+    )
   address = free_address(config.transport.host, config.transport.port)
   root = pathlib.Path(given.workdir)
   parts = read_program(config, Workdir(root), address)
