@@ -145,7 +145,7 @@ def _log(error: CorruptLine) -> None:
 
 
 class MergedTokens:
-  """Global step and tokens of each closed round, from the syncer's tape.
+  """Global step and tokens of each closed round, from the syncer's event log.
 
   Every token is merged once with each fragment, so P merges count it once. A
   restarted syncer may report a round twice; the later report counts, as far as

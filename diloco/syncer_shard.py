@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shard beside the syncer's lead: python -m diloco.syncer_shard --shard=1 …
+"""A shard beside the syncer's leader: python -m diloco.syncer_shard --shard=1 …
 
-The lead is `diloco.syncer`. Exit codes are its own: 0, the run is over; 78,
+The leader is `diloco.syncer`. Exit codes are its own: 0, the run is over; 78,
 it can't run as configured; 143, it was stopped.
 """
 
@@ -19,7 +19,8 @@ from diloco.syncer.allocator import use_one_arena
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _SHARD = flags.DEFINE_integer('shard', None, 'Its number, from 1.')
-_LEAD = flags.DEFINE_string('lead', None, 'host:port of the lead.')
+_LEADER = flags.DEFINE_string('leader', None, 'host:port of the leader.')
+flags.DEFINE_alias('lead', 'leader')  # Its name before 0.2.
 
 
 def main(config) -> int:
@@ -30,7 +31,7 @@ def main(config) -> int:
 
   from diloco.checkpoint.arrays import BrokenRecord
   from diloco.monitoring import monitor_flags
-  from diloco.run.exposure import given_access
+  from diloco.run.bind_policy import given_access
   from diloco.run.spec import make_run_spec
   from diloco.syncer.shard_server import ShardRefused, ShardServer
   from diloco.transport.control_client import ConnectFailed
@@ -42,7 +43,7 @@ def main(config) -> int:
   if not 0 < _SHARD.value < shards:
     problem = (
       f'--shard={_SHARD.value}: must be in 1 … {shards - 1} '
-      f'(config.syncer.shards={shards}); shard 0 is the lead, diloco.syncer'
+      f'(config.syncer.shards={shards}); shard 0 is the leader, diloco.syncer'
     )
     raise ConfigError([problem])
   with config_flags.refusing():
@@ -55,18 +56,18 @@ def main(config) -> int:
   workdir = Workdir(pathlib.Path(_WORKDIR.value))
   with config_flags.refusing(BrokenRecord):
     server = ShardServer(
-      run_spec, _SHARD.value, _LEAD.value, plane, workdir, access, monitor
+      run_spec, _SHARD.value, _LEADER.value, plane, workdir, access, monitor
     )
   signal.signal(signal.SIGTERM, server.stop)
   signal.signal(signal.SIGINT, server.stop)
   owned = run_spec.owners.of_shard(_SHARD.value)
   logging.info('shard %d of %d: fragments %s', _SHARD.value, shards, owned)
-  lead = f'--lead={_LEAD.value}'
+  leader = f'--leader={_LEADER.value}'
   try:
-    with config_flags.refusing(ShardRefused, BadAddress, flag=lead):
+    with config_flags.refusing(ShardRefused, BadAddress, flag=leader):
       finished = server.run()
   except (ConnectFailed, HostUnknown) as error:
-    print(f'error: {lead}: {error}', file=sys.stderr)
+    print(f'error: {leader}: {error}', file=sys.stderr)
     return 1
   finally:
     server.close()
@@ -78,7 +79,7 @@ def main(config) -> int:
 if __name__ == '__main__':
   run_command(
     main,
-    required=['workdir', 'shard', 'lead'],
+    required=['workdir', 'shard', 'leader'],
     role='syncer_shard',
     access=True,
   )

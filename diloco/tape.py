@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the event tape of a run as a timeline: python -m diloco.tape RUN
+"""Prints the event log of a run as a timeline: python -m diloco.tape RUN
 
   python -m diloco.tape RUN [--learner=1] [--from_s=60] [--to_s=90] \\
     [--kind=round,lost]
@@ -19,7 +19,7 @@ from diloco.config import flags as config_flags
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.workdir import Workdir
 from diloco.replay import timeline
-from diloco.run.tape_events import read_tapes
+from diloco.run.event_log import read_tapes
 
 _LEARNER = flags.DEFINE_integer(
   'learner', None, 'Only what concerns this learner, all of its tape.'
@@ -32,7 +32,7 @@ _KIND = flags.DEFINE_list(
 
 
 def main(argv) -> int:
-  """Prints; 78 where the tape can't be read."""
+  """Prints; 78 where the event log can't be read."""
   with config_flags.refusing(MalformedFile, ValueError, FileNotFoundError):
     tapes = read_tapes(Workdir(pathlib.Path(argv[1])))
     shown = timeline.chosen(

@@ -55,7 +55,7 @@ def check_access(config: RunConfig) -> None:
     ConfigError: one can't be used, or strangers could connect.
   """
   # Not at the top: it imports gRPC, which launching elsewhere does without.
-  from diloco.run import exposure
+  from diloco.run import bind_policy
 
   host = config.transport.host
   with flags.refusing():
@@ -65,7 +65,7 @@ def check_access(config: RunConfig) -> None:
         'address of this machine, such as 127.0.0.1'
       )
     for bind in (host, None):  # A syncer, which listens; a learner.
-      exposure.open_access(
+      bind_policy.open_access(
         flags.access_files(), config.transport, bind, **flags.access_vouched()
       )
 

@@ -47,7 +47,7 @@ class Kind:
 
 KINDS = {
   SYNCER: Kind('diloco.syncer', 'bind', SYNCER_LEAVE_S, ends_run=True),
-  SHARD: Kind('diloco.syncer_shard', 'lead', SYNCER_LEAVE_S),
+  SHARD: Kind('diloco.syncer_shard', 'leader', SYNCER_LEAVE_S),
   LEARNER: Kind('diloco.learner', 'syncer', LEARNER_LEAVE_S),
   # It reads a folder, and connects to no process.
   EVALUATOR: Kind('diloco.evaluator', optional=True),

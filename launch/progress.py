@@ -257,7 +257,7 @@ def report(
 
   Args:
     plot: where the loss plot lies, or why there is none.
-    tokens: the token ledger; none where no learner has a tape.
+    tokens: the token ledger; none where no learner has an event log.
   """
   tables = (
     text_tables.losses(evaluation),

@@ -131,7 +131,9 @@ def write_config(workdir: str, config: Mapping) -> None:
   if not path.exists():
     about = 'What this run changes; `diloco config` lists all keys.'
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(config_files.source(config_files.changed(config), about))
+    path.write_text(
+      config_files.source(config_files.non_default_keys(config), about)
+    )
   print(f'{path}:\n\n{path.read_text()}', flush=True)
 
 

@@ -674,9 +674,7 @@ ROWS = {
     measure_decoder,
     40.0,
   ),
-  'memory': BenchRow(
-    "the syncer's memory, by parameter", measure_memory, 40.0
-  ),
+  'memory': BenchRow("the syncer's memory, by parameter", measure_memory, 40.0),
   'long': BenchRow(
     'memory and times: the last third of a run beside its first',
     measure_long,

@@ -129,7 +129,7 @@ def _fill_section(config: ml_collections.ConfigDict, defaults: Mapping):
       config[key] = float(config[key])  # So that a flag may make it 0.5.
 
 
-def changed(config: Mapping) -> dict[str, object]:
+def non_default_keys(config: Mapping) -> dict[str, object]:
   """Returns the keys of a run that differ from their defaults.
 
   Args:

@@ -347,7 +347,7 @@ def refusing(*errors: type[Exception], flag: str = '') -> Iterator[None]:
 
   Args:
     errors: what a value of the user's has caused.
-    flag: the one to blame, such as '--lead=x:1'.
+    flag: the one to blame, such as '--leader=x:1'.
   """
   caught = errors or (ValueError, FileNotFoundError)
   try:

@@ -36,7 +36,7 @@ FRAGMENT_BYTES = 160  # Of one fragment in a `StateOffered`, at most.
 MESSAGE_ROOM_BYTES = 1 << 14  # For all other fields of a message.
 
 # What may differ between processes of one run: where they run and how fast.
-FREE = frozenset(
+PER_PROCESS_KEYS = frozenset(
   {
     'name',  # Compared by itself in the hello.
     'faults',
@@ -189,7 +189,10 @@ def agreement(config: RunConfig) -> dict[str, str]:
   """
   flat = {}
   for key, value in sections.flatten(dataclasses.asdict(config)).items():
-    if key not in FREE and key.partition('.')[0] not in FREE:
+    if (
+      key not in PER_PROCESS_KEYS
+      and key.partition('.')[0] not in PER_PROCESS_KEYS
+    ):
       flat[key] = json.dumps(value)
   return flat
 
@@ -274,7 +277,7 @@ def _parts(typed: Mapping[str, object]) -> tuple[dict, list[str]]:
 def _broken_between(parts: Mapping) -> Iterator[str]:
   """Rules of the top level and between sections, as far as all are there."""
   yield from sections.broken_top(parts)
-  for keys, rule in BETWEEN:
+  for keys, rule in CROSS_RULES:
     if all(key in parts for key in keys):
       yield from rule(*(parts[key] for key in keys))
 
@@ -408,7 +411,7 @@ def _one_stays(protocol, lab) -> Iterator[str]:
 
 
 # What the arguments of a rule are called in RunConfig, and the rule.
-BETWEEN = (
+CROSS_RULES = (
   (('model', 'data'), _bytes_fit),
   (('inner', 'protocol'), _warmup_fits),
   (('data', 'protocol'), _shards_suffice),

@@ -18,7 +18,7 @@ Span = tuple[float, float]
 COMPACT_AT = 4096  # Spans that are kept separately before they are joined.
 
 
-class Union:
+class BusyIntervals:
   """The measure of a union of spans, in bounded memory."""
 
   def __init__(self):
@@ -69,7 +69,7 @@ class Tally(Observer):
 
   def __init__(self, timeline_s: float = 0.0):
     self.learners: dict[int, LearnerCount] = {}
-    self.stepping = Union()
+    self.stepping = BusyIntervals()
     self.rounds = 0
     self.tokens = 0
     self.participants = 0  # Shares of all rounds.

@@ -25,7 +25,7 @@ from diloco.metrics.workdir import learner_name
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run import tape_events
+from diloco.run import event_log
 from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
 from diloco.simulator.cluster import (
@@ -120,7 +120,7 @@ class ObservedTally(Tally):
 
   def _decided(self, at_s: float, effect: syncer_events.Effect, **more):
     fields = dataclasses.asdict(effect) | more
-    self._observer.decided(at_s, tape_events.kind_of(effect), fields)
+    self._observer.decided(at_s, event_log.kind_of(effect), fields)
 
 
 class Decoupled(LabRun):

@@ -100,7 +100,7 @@ class LabObserver:
     """Called after an inner step; names are those of `metrics.names`."""
 
   def decided(self, at_s: float, kind: str, fields: Mapping):
-    """Called for what belongs on the syncer's tape."""
+    """Called for what belongs in the syncer's event log."""
 
   def evaluated(self, point: Point):
     """Called after an evaluation of the model."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco.learner.device import Device
-from diloco.learner.own_progress import OwnProgress
+from diloco.learner.local_delta import LocalDelta
 from diloco.learner.replica import FragmentReplica, Mismatch, whole_replica
 from diloco.numerics import payload
 from diloco.protocol import messages
@@ -99,7 +99,7 @@ class LearnerArrays:
     self._device = lab.device
     self._params = params
     self._inner = inner
-    self._own = OwnProgress(
+    self._own = LocalDelta(
       lab.device,
       run_spec.config.protocol.blend,
       dict(enumerate(bases)),

@@ -127,7 +127,7 @@ class InnerDevice:
     """True if the devices are the host's own cores."""
     return self._mesh.devices.flat[0].platform == 'cpu'
 
-  def step_beside(self, params, state, batch, lr: float, draw, spare):
+  def step_double_buffered(self, params, state, batch, lr: float, draw, spare):
     """Dispatches the same inner step, which leaves what it is given as it is.
 
     Args:
@@ -137,7 +137,7 @@ class InnerDevice:
     return self._step_beside(params, state, batch, np.float32(lr), draw, spare)
 
   def compile_step_beside(self):
-    """Compiles `step_beside`, once for all learners on this device."""
+    """Compiles `step_double_buffered`, once for all learners on this device."""
     with self._compiling:
       if self._step_beside is not None:
         return

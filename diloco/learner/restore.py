@@ -14,9 +14,9 @@ from diloco.learner.device import Device, Params
 from diloco.learner.replica import FragmentReplica, Replica, whole_replica
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
+from diloco.run.event_log import SEED, Source
 from diloco.run.payload_parts import SliceMap
 from diloco.run.spec import RunSpec
-from diloco.run.tape_events import SEED, Source
 
 NONE = -1  # No checkpoint.
 
@@ -30,7 +30,7 @@ class RestoredState:
     inner_state: state of the inner optimizer, on the devices.
     host: the host's copy of Θ, which holds the bases of θ.
     start: what the machine knows of this state.
-    source: origin of the state, for the event tape.
+    source: origin of the state, for the event log.
   """
 
   params: Params

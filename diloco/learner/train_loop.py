@@ -41,9 +41,9 @@ from diloco.metrics import names
 from diloco.metrics.writer import Writer
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
+from diloco.run.event_log import SEED, LearnerEventLog
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import Utilisation
-from diloco.run.tape_events import SEED, LearnerEventLog
 from diloco.transport.sockets import SocketMeter
 
 CLOSE_S = 30.0  # Limit for writing the last checkpoint.
@@ -71,7 +71,7 @@ class TrainLoop:
     client: of the syncer; not yet open.
     records: takes checkpoints.
     writer: takes metrics.
-    tape: takes events.
+    event log: takes events.
     notice_s: how long leaving in good order may take.
     hosts: the learner's other hosts: they are told each action before it is
       performed here.

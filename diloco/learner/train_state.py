@@ -17,7 +17,7 @@ import jax
 from diloco.checkpoint.learner_records import HeldState, LearnerRecords
 from diloco.data import pipeline
 from diloco.learner.device import Device, Params
-from diloco.learner.own_progress import OwnProgress
+from diloco.learner.local_delta import LocalDelta
 from diloco.learner.replica import ArrivedFragment
 from diloco.learner.restore import RestoredState
 from diloco.protocol import host_messages
@@ -58,13 +58,13 @@ class TrainState:
     self._positions = itertools.count()
     self.params, self.inner_state = restored.params, restored.inner_state
     self.held = restored.host.held()
-    self.own = OwnProgress(
+    self.own = LocalDelta(
       device,
       run_spec.config.protocol.blend,
       {p: each.theta for p, each in enumerate(self.held)},
       self.params,
     )
-    self.holder = StateHolder(device)
+    self.holder = DoubleBuffer(device)
 
   def perform(self, said, given: Any = None):
     """Performs a message at this boundary.
@@ -155,7 +155,7 @@ class TrainState:
 # On accelerators the devices copy what is held before the next step, and the
 # copy is freed when it has reached the host. If they have no room for a copy of
 # θ and the inner state, the loop waits until these are on the host, as for any
-# save without `StateHolder`.
+# save without `DoubleBuffer`.
 
 
 class _Shared:
@@ -212,7 +212,7 @@ class _Spare:
     return self._make() if arrays is None else arrays
 
 
-class StateHolder:
+class DoubleBuffer:
   """Makes the steps of one learner, and holds what others read.
 
   For the loop's thread; a `HeldState` is released on any.
@@ -284,7 +284,9 @@ class StateHolder:
     if self._state.arrays is not state:  # A peer's came in its place.
       self.hold_state(state).release()
     spare = self._spare_params.take(), self._spare_state.take()
-    made = self._device.step_beside(params, state, batch, lr, draw, spare)
+    made = self._device.step_double_buffered(
+      params, state, batch, lr, draw, spare
+    )
     if self._params is None:
       self._spare_params.put(params)
     else:

@@ -31,9 +31,9 @@ from diloco.protocol import host_messages, messages
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events
 from diloco.run import payload_parts
+from diloco.run.event_log import Source
 from diloco.run.payload_parts import why_unfit
 from diloco.run.spec import RunSpec
-from diloco.run.tape_events import Source
 from diloco.transport.data_plane import (
   Closed,
   DataPlane,

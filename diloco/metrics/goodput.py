@@ -13,8 +13,8 @@ readiness to the end of the run.
   merged, or that is in a complete checkpoint. A process that leaves in good
   order loses nothing.
 
-`Work` counts it; the syncer's tape has what it counted at each `Worked` line,
-and `work_of_tape` reads that back.
+`Work` counts it; the syncer's event log has what it counted at each `Worked`
+line, and `work_of_tape` reads that back.
 """
 
 import collections
@@ -325,7 +325,8 @@ class Work:
 
 
 def work_of_tape(newest_first: Iterable[Mapping], planned: int) -> Work | None:
-  """Reads the last `Worked` line of a tape; None: nothing was counted yet.
+  """Reads the last `Worked` line of an event log; None: nothing was counted
+  yet.
 
   No earlier line is read.
 

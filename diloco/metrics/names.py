@@ -35,6 +35,6 @@ MERGED_TOKENS = 'eval/merged_tokens'  # In the Θ that was evaluated.
 EVAL_TIME = 'perf/eval_s'  # Duration of one evaluation.
 # Of a shard beside the syncer.
 SHARD_ROUND = 'shard/closed_round'  # The last round that it has taken in.
-SHARD_LED = 'shard/has_lead'  # 1 while it is connected to its lead, else 0.
+SHARD_LED = 'shard/has_lead'  # 1 while it is connected to its leader, else 0.
 # `GLOBAL_STEP` on a board, which sorts cards by their names: not the first.
 BOARD_STEP = 'run/global_step'

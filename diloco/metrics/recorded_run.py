@@ -52,7 +52,7 @@ ROUNDS_MAX = 1000  # That the timeline shows.
 HAPPENINGS_MAX = 60
 GAPS_MAX = 8  # That are told one by one.
 SILENT_S = 15.0  # The syncer writes its status about once a second.
-LEDGER_BYTES_MAX = 30e6  # Longer tapes are not read for what deaths lost.
+LEDGER_BYTES_MAX = 30e6  # Longer event logs are not read for what deaths lost.
 AFTERWARDS = ('evaluate', EVALUATOR)  # No processes of the training.
 OF_ROUNDS = ('Merge', 'Publish', 'Worked')  # Kinds that every round has.
 # The run's state.
@@ -111,7 +111,7 @@ class Life:
   process: str  # 'syncer', 'learner-0', …
   started_s: float  # By the launcher.
   start: str = ''  # The launcher's number of it, such as 'start 1'.
-  # When it first appears on the syncer's tape: a learner's hello, a
+  # When it first appears in the syncer's event log: a learner's hello, a
   # syncer's first line; None: never.
   spoke_s: float | None = None
   # Start of a learner's first inner step; None: it made none.
@@ -183,7 +183,7 @@ def rounds(
   """Rounds that closed, and what is wrong with lines that tell of others.
 
   Args:
-    tape: lines of the syncer's.
+    event log: lines of the syncer's.
   """
   found, broken = [], []
   merges: dict[int, Mapping] = {}
@@ -370,8 +370,8 @@ class FollowedRun:
 
   Attributes:
     clock_s: the present, since the epoch.
-    status: what the syncer last counted; of a run of the lab, what its tape
-      tells; None: nothing yet.
+    status: what the syncer last counted; of a run of the lab, what its event
+      log tells; None: nothing yet.
     readied: (time, learner, where its state came from), for each bootstrap.
     gaps: what is wrong with lines, in sentences that begin with the file.
     problem: the same, and what is wrong with the other files now.
@@ -412,11 +412,11 @@ class FollowedRun:
     self.gaps: collections.Counter[str] = collections.Counter()
     self.problem = ''
     self.last_s = 0.0  # Of the last thing that is known of the run.
-    self._told_s = 0.0  # Of the last line of the tape.
+    self._told_s = 0.0  # Of the last line of the event log.
     self.events: list[dict] = []  # Of the launcher.
     self._closed = 0  # Rounds that were read.
-    self._work: Work | None = None  # As the tape has it.
-    self._is_counted = False  # The status is that of the tape.
+    self._work: Work | None = None  # As the event log has it.
+    self._is_counted = False  # The status is that of the event log.
     self._merges: list[dict] = []  # Of rounds that are not published.
     self._begin_s: float | None = None
     self._lost: tuple[tuple, Mapping[int, float]] = ((), {})
@@ -553,8 +553,8 @@ class FollowedRun:
   def _counted(self) -> RunStatus | None:
     """Returns the status of a run that has none, such as one of the lab.
 
-    The lab writes the tape of a syncer, but has no process of one that would
-    replace a status once a second. None before the first round.
+    The lab writes the event log of a syncer, but has no process of one that
+    would replace a status once a second. None before the first round.
     """
     if not self.rounds:
       return None
@@ -601,7 +601,7 @@ class FollowedRun:
     )
 
   def _goodput(self) -> float | None:
-    """Returns the goodput that the lab leaves at its end, or of the tape.
+    """Returns the goodput that the lab leaves at its end, or of the event log.
 
     Raises:
       ValueError: the file is no result.
@@ -760,7 +760,7 @@ class RecordedRun:
   # written, the mean.
   steps: tuple[StepRecord, ...]
   rounds: tuple[RecordedRound, ...]  # That closed, in order.
-  records: Mapping[str, int]  # Of the syncer's tape, how many of each kind.
+  records: Mapping[str, int]  # Of the syncer's log, how many of each kind.
   # Of each process that the launcher started.
   lives: Mapping[str, tuple[Life, ...]]
   # (process, begin, end) of those that were stopped for a while; the end of
@@ -771,9 +771,9 @@ class RecordedRun:
   stopped_s: float | None
   begin_s: float  # When that learner was ready, since the epoch.
   until_s: float  # Of the last thing that is known of it.
-  ended: bool  # The syncer's tape says that the run is over.
+  ended: bool  # The syncer's event log says that the run is over.
   heldout: tuple[tuple[float, float, float], ...]  # Time, step, loss of Θ.
-  # What the syncer counted; of a run without one, what its tape tells.
+  # What the syncer counted; of a run without one, what its event log tells.
   status: RunStatus | None
   evaluation: Evaluation | None
   problem: str  # What is broken, in sentences that begin with the file.

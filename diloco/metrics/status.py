@@ -19,7 +19,7 @@ JOINING = 'joining'  # Said hello, bootstrap not complete.
 LIVE = 'live'  # Counts for the quorum.
 GONE = 'gone'  # Its incarnation ended; none has come since.
 LEFT = 'left'  # Said goodbye.
-# Kinds of a line of the syncer's tape that count as refusals.
+# Kinds of a line of the syncer's event log that count as refusals.
 REFUSALS = ('refused', 'zombie', 'pull_failed', 'stale', 'late', 'outlier')
 NORMAL_95 = 1.959964  # 95 % of a normal distribution lie within so many σ.
 

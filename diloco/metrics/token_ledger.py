@@ -319,9 +319,10 @@ def total(rows: Iterable[TokenCounts]) -> TokenCounts:
   )
 
 
-# The ledger of a run of processes, from its tapes ----------------------------
+# The ledger of a run of processes, from its event logs
+# ----------------------------
 
-Lines = Sequence[Mapping]  # Raw lines of a tape.
+Lines = Sequence[Mapping]  # Raw lines of an event log.
 Rows = dict[tuple[int, int], TokenCounts]  # By learner and fragment.
 
 

@@ -5,8 +5,8 @@ config.json          the whole configuration as it was run
 status.json          the syncer's state, replaced about every second
 summary.json         written by the syncer when the run ends
 evaluation.json      written by `python -m diloco.evaluate`
-tape.jsonl           the syncer's event tape; its older parts: tape.jsonl.NNNNNN
-tapes/NAME.jsonl     the event tape of one learner, over all its processes
+tape.jsonl           the syncer's event log; its older parts: tape.jsonl.NNNNNN
+event logs/NAME.jsonl     the event log of one learner, over all its processes
 events.jsonl         starts, deaths and kills of processes
 pids.json            the processes that the launcher started
 loss.png             the loss plot

@@ -138,8 +138,8 @@ class Speeds:
     learner_starts_s: from a learner's start by the launcher to its first inner
       step, with a syncer there all the time; of each return, or of the first
       starts where none returned so.
-    syncer_starts_s: from the syncer's start to its first line on the tape, of
-      each return; at its first start it waits for learners.
+    syncer_starts_s: from the syncer's start to its first line in the event log,
+      of each return; at its first start it waits for learners.
     leave_s: from SIGTERM to the end of a learner's process; 0: none left.
   """
 

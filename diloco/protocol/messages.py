@@ -12,7 +12,7 @@ import dataclasses
 from diloco.protocol.values import Value
 
 PROTOCOL_VERSION = 5
-# A peer may have written it; it goes on the event tape.
+# A peer may have written it; it goes in the event log.
 REASON_CHARS_MAX = 1000
 
 

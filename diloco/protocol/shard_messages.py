@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between the lead of a sharded syncer and its other shards.
+"""Messages between the leader of a sharded syncer and its other shards.
 
-The lead has the state machine: it decides, and gives orders. A shard holds the
-bytes of its pieces, executes its orders in sequence, and answers by `job`, a
-number that the lead assigned. Bytes go directly between learners and shards.
-The lead's work on its own pieces uses the same messages.
+The leader has the state machine: it decides, and gives orders. A shard holds
+the bytes of its pieces, executes its orders in sequence, and answers by `job`,
+a number that the leader assigned. Bytes go directly between learners and
+shards. The leader's work on its own pieces uses the same messages.
 """
 
 from diloco.protocol import messages
@@ -15,7 +15,7 @@ from diloco.protocol.values import Value
 
 
 class FromShard(Value):
-  """A message that a shard may send to the lead."""
+  """A message that a shard may send to the leader."""
 
 
 class ShardHello(FromShard):
@@ -32,7 +32,7 @@ class ShardHello(FromShard):
   crcs: tuple[tuple[int, ...], ...]  # and CRCs of its pieces;
   outer_versions: tuple[int, ...]  # versions of its outer state,
   outer_crcs: tuple[tuple[int, ...], ...]  # and CRCs of those bytes.
-  address: str  # Where the lead pulls what it collects.
+  address: str  # Where the leader pulls what it collects.
 
 
 class Admitted(SessionKey, FromShard):
@@ -93,15 +93,15 @@ class Saved(FromShard):
   job: int
 
 
-# From the lead -------------------------------------------------------------
+# From the leader -------------------------------------------------------------
 
 
 class FromLead(Value):
-  """A message that the lead may send to a shard."""
+  """A message that the leader may send to a shard."""
 
 
 class Accepted(FromLead):
-  """Answer to a `ShardHello`; work begun for another lead is void."""
+  """Answer to a `ShardHello`; work begun for another leader is void."""
 
 
 class Admit(SessionKey, FromLead):
@@ -161,7 +161,7 @@ class InstallPart(FromLead):
 class OfferPart(FromLead):
   """Offer an outer update, or the own part of the full fragment.
 
-  Without recipients the latter is offered to the lead, under `job`.
+  Without recipients the latter is offered to the leader, under `job`.
   """
 
   job: int

@@ -6,7 +6,7 @@ time-outs alike. The floors allow for what a host does besides the run
 (scheduling, page faults), the multiples for uneven steps and links.
 """
 
-from diloco.protocol.values import EMA_WEIGHT, Ema, Value, changed
+from diloco.protocol.values import EMA_WEIGHT, Ema, Value, replace_unchecked
 
 # Sizes that differ by less than this share of their mean do not determine a
 # rate.
@@ -74,7 +74,9 @@ class TransferTime(Value):
       return TransferTime(float(nbytes), usual_s, failed=True)
     most = max(STRETCH_MAX, STRETCHED_S / measured_s)
     stretch = min(usual_s / measured_s, most)
-    return changed(self, stretch=max(self.stretch, stretch), failed=True)
+    return replace_unchecked(
+      self, stretch=max(self.stretch, stretch), failed=True
+    )
 
   def _measured_s(self, nbytes: int) -> float | None:
     if self.took_s is None:

@@ -21,7 +21,7 @@ class Value:
     dataclasses.dataclass(frozen=True, **options)(cls)
 
 
-def changed(value: V, **fields) -> V:
+def replace_unchecked(value: V, **fields) -> V:
   """Does what `dataclasses.replace` does, without checks, in a tenth of the
   time.
 

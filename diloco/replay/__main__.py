@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rebuilds a run's Θ from its tapes and compares: python -m diloco.replay …
+"""Rebuilds a run's Θ from its event logs and compares: python -m diloco.replay
+…
 
   python -m diloco.replay RUN
 
@@ -29,8 +30,8 @@ from diloco.replay.replay import (
   make_plan,
 )
 from diloco.run import environment, logs
+from diloco.run.event_log import EventLogs, read_tapes
 from diloco.run.spec import make_run_spec
-from diloco.run.tape_events import EventLogs, read_tapes
 
 # What a folder that can't be replayed raises.
 UNREADABLE = (NotReplayable, MalformedFile, ValueError, FileNotFoundError)
@@ -41,7 +42,7 @@ def replay(workdir: Workdir) -> Replayed:
 
   Raises:
     ConfigError: the run's configuration can't be used here.
-    NotReplayable: the tapes lack something.
+    NotReplayable: the event logs lack something.
     MalformedFile: a file can't be read.
     ValueError: the model can't be made.
     FileNotFoundError: a file, or the text, is missing.

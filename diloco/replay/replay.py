@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeats a run in one process, from its tapes, and compares the bytes.
+"""Repeats a run in one process, from its event logs, and compares the bytes.
 
-It follows the order of the syncer's tape. A merge needs its snapshots; for each
-of them, the process is continued up to that snapshot, and so takes in the Θ_p
-that it had by then, which earlier rounds produced.
+It follows the order of the syncer's event log. A merge needs its snapshots; for
+each of them, the process is continued up to that snapshot, and so takes in the
+Θ_p that it had by then, which earlier rounds produced.
 """
 
 import collections
@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco.learner.device import Device
-from diloco.learner.own_progress import OwnProgress
+from diloco.learner.local_delta import LocalDelta
 from diloco.numerics import payload
 from diloco.numerics.outer import FragmentState
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run import payload_parts, tape_events
+from diloco.run import event_log, payload_parts
+from diloco.run.event_log import EventLogs, LoggedEvent
 from diloco.run.spec import RunSpec
-from diloco.run.tape_events import EventLogs, LoggedEvent
 from diloco.syncer.outer_state import OuterState, OuterStep
 
 BEHIND = 'behind'  # Kind of a record; see `protocol/syncer/recovery.py`.
@@ -37,21 +37,21 @@ Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
 
 # The plan: what to do again, made from the event logs, without arrays.
 #
-# Of the syncer's tape only merges of closed rounds count. Each names by
+# Of the syncer's event log only merges of closed rounds count. Each names by
 # (learner, process, own step, fragment, base version) the snapshots that it
 # merged. Of a process, all lines up to the last such snapshot are needed; of a
 # process that another took its state from, all lines up to that point.
 
 
 class NotReplayable(Exception):
-  """The tapes lack something that a replay needs; says which and what."""
+  """The event logs lack something that a replay needs; says which and what."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Script:
   """The actions of one process, as far as the replay needs them."""
 
-  begin: tape_events.Begin  # Where it took its state from.
+  begin: event_log.BeginLogged  # Where it took its state from.
   lines: tuple[LoggedEvent, ...]  # In order; the last one is needed.
   offered: frozenset[int]  # Indices of the snapshots that are merged.
   # Index of a `Save` -> processes that started from that copy.
@@ -96,7 +96,7 @@ def make_plan(tapes: EventLogs) -> ReplayPlan:
   Raises:
     NotReplayable: a snapshot, a process or its `Begin` is missing.
   """
-  if not any(isinstance(x.said, tape_events.Started) for x in tapes.syncer[:1]):
+  if not any(isinstance(x.said, event_log.Started) for x in tapes.syncer[:1]):
     raise NotReplayable(f'{tapes.workdir.tape}: does not begin with Started')
   behind = [
     line for line in tapes.syncer if getattr(line.said, 'kind', None) == BEHIND
@@ -110,8 +110,8 @@ def make_plan(tapes: EventLogs) -> ReplayPlan:
     {
       line.said.total_steps
       for line in tapes.syncer
-      # Older tapes don't say.
-      if isinstance(line.said, tape_events.Started) and line.said.total_steps
+      # Older event logs don't say.
+      if isinstance(line.said, event_log.Started) and line.said.total_steps
     }
   )
   if len(lengths) > 1:
@@ -150,7 +150,7 @@ def _merges_that_count(lines: tuple[LoggedEvent, ...]) -> list[LoggedEvent]:
     match said:
       case syncer_events.Merge():
         pending[said.fragment] = line
-      case tape_events.Publish():
+      case event_log.Publish():
         merge = pending.pop(said.fragment, None)
         if merge is None or merge.said.version != said.version:
           raise NotReplayable(
@@ -158,7 +158,7 @@ def _merges_that_count(lines: tuple[LoggedEvent, ...]) -> list[LoggedEvent]:
             'closed, and no line before it says what it merged'
           )
         found.append(merge)
-      case tape_events.Started():
+      case event_log.Started():
         found += [
           merge
           for p, merge in pending.items()
@@ -169,7 +169,7 @@ def _merges_that_count(lines: tuple[LoggedEvent, ...]) -> list[LoggedEvent]:
 
 
 class _Processes:
-  """The learners' tapes, process by process."""
+  """The learners' event logs, process by process."""
 
   def __init__(self, tapes: EventLogs):
     self._tapes = tapes
@@ -183,12 +183,12 @@ class _Processes:
       process: line.said
       for process, lines in self._lines.items()
       for line in lines
-      if isinstance(line.said, tape_events.Begin)
+      if isinstance(line.said, event_log.BeginLogged)
     }
     sources = {  # By process that took over another's state.
       process: begin.source
       for process, begin in self._begins.items()
-      if begin.source.kind != tape_events.SEED.kind
+      if begin.source.kind != event_log.SEED.kind
     }
     for process, source in sources.items():
       self._place_save(process, source)
@@ -200,7 +200,7 @@ class _Processes:
       _name(process, line.said): i
       for process, lines in self._lines.items()
       for i, line in enumerate(lines)
-      if isinstance(line.said, tape_events.Snapshot)
+      if isinstance(line.said, event_log.SnapshotLogged)
     }
 
   def snapshot(self, merge: LoggedEvent, share: syncer_events.Share):
@@ -260,13 +260,13 @@ class _Processes:
       )
     lines.append(line)
 
-  def _place_save(self, process: Process, source: tape_events.Source):
+  def _place_save(self, process: Process, source: event_log.Source):
     """Adds the line where the state was taken, unless it is there."""
     donor = _donor(process, source)
-    if source.kind not in tape_events.SOURCES:
+    if source.kind not in event_log.SOURCES:
       raise NotReplayable(
         f'{self._path(process)}: process {process[1]} began with a '
-        f'{source.kind!r}, must be one of {tape_events.SOURCES}'
+        f'{source.kind!r}, must be one of {event_log.SOURCES}'
       )
     if donor not in self._begins or donor == process or source.step is None:
       raise NotReplayable(
@@ -277,19 +277,19 @@ class _Processes:
       return
     lines = self._lines[donor]
     end = sum(line.said.step <= source.step for line in lines)
-    save = tape_events.Save(source.process, source.step)
+    save = event_log.SaveLogged(source.process, source.step)
     lines.insert(
       end, LoggedEvent(lines[end - 1].number, lines[end - 1].time_s, save)
     )
 
   def _find_save(
-    self, process: Process, source: tape_events.Source
+    self, process: Process, source: event_log.Source
   ) -> tuple[Process, int] | None:
     """Returns where a process took its state from: another process and a
     line.
     """
     donor = _donor(process, source)
-    save = tape_events.Save(source.process, source.step)
+    save = event_log.SaveLogged(source.process, source.step)
     found = [i for i, x in enumerate(self._lines[donor]) if x.said == save]
     # At τ = 0 fragments may be applied between a donation and a checkpoint of
     # one boundary: the checkpoint is the later one.
@@ -299,12 +299,12 @@ class _Processes:
     return self._tapes.workdir.learner_tape(process[0])
 
 
-def _donor(process: Process, source: tape_events.Source) -> Process:
+def _donor(process: Process, source: event_log.Source) -> Process:
   learner = process[0] if source.kind == 'checkpoint' else source.learner
   return learner, source.process
 
 
-def _name(process: Process, said: tape_events.Snapshot):
+def _name(process: Process, said: event_log.SnapshotLogged):
   """Returns the key that determines a snapshot's bytes.
 
   Its round is not part of it: the snapshot may be merged in a later one. Two
@@ -323,7 +323,7 @@ def _applied(scripts: Mapping[Process, Script]) -> collections.Counter[Bytes]:
     found.update(
       (line.said.fragment, line.said.crc)
       for line in script.lines
-      if isinstance(line.said, tape_events.Apply)
+      if isinstance(line.said, event_log.ApplyLogged)
     )
   return found
 
@@ -331,7 +331,7 @@ def _applied(scripts: Mapping[Process, Script]) -> collections.Counter[Bytes]:
 def _resumed(lines: tuple[LoggedEvent, ...]) -> frozenset[Named]:
   found = set()
   for line in lines:
-    if isinstance(line.said, tape_events.Started):
+    if isinstance(line.said, event_log.Started):
       found.update(states_of(line.said.versions, line.said.crcs))
       found.update(states_of(line.said.outer_versions, line.said.outer_crcs))
   return frozenset(found)
@@ -393,7 +393,7 @@ class ReplayBackend:
 
   def _state(self, learner: int, params, inner, bases) -> 'ReplayState':
     blend = self._run_spec.config.protocol.blend
-    own = OwnProgress(self._device, blend, bases, params)
+    own = LocalDelta(self._device, blend, bases, params)
     return ReplayState(
       self._run_spec, self._device, learner, params, inner, own
     )
@@ -408,7 +408,7 @@ class ReplayState:
   learner: int
   params: dict[str, jax.Array]  # Path -> parameter.
   inner: object  # State of the inner optimizer.
-  own: OwnProgress
+  own: LocalDelta
 
   def __post_init__(self):
     self._schedule = self.run_spec.schedule()
@@ -433,7 +433,7 @@ class ReplayState:
       self.params, self.inner, batch, lr, (self.learner, position)
     )
 
-  def offer(self, said: tape_events.Snapshot) -> np.ndarray:
+  def offer(self, said: event_log.SnapshotLogged) -> np.ndarray:
     """Returns the bytes of θ_p at this boundary, against its base."""
     p, own = said.fragment, self.own
     # Only merged snapshots are made, so all are needed.
@@ -441,7 +441,7 @@ class ReplayState:
     pieces, up = self.run_spec.layout.fragments[p], self.run_spec.up
     return payload_parts.encode(own.reference(p), copy, pieces, up)
 
-  def apply(self, said: tape_events.Apply, theta: Arrays, training: bool):
+  def apply(self, said: event_log.ApplyLogged, theta: Arrays, training: bool):
     """Takes Θ_p into θ_p."""
     p = said.fragment
     placed = self.device.put_fragment(p, theta)
@@ -523,22 +523,22 @@ class ReplayedLearner:
 
   def _perform(self, index: int, said):
     match said:
-      case tape_events.Begin():
+      case event_log.BeginLogged():
         self._position = said.position
         self._training = True
-      case tape_events.Progress():
+      case event_log.Progress():
         self._progress = said.progress
-      case tape_events.Snapshot():
+      case event_log.SnapshotLogged():
         if index in self._script.offered:
           self._offers[index] = self._state.offer(said)
-      case tape_events.Apply():
+      case event_log.ApplyLogged():
         theta = self._theta((said.fragment, said.version, said.crc))
         self._state.apply(said, theta, self._training)
-      case tape_events.Save():
+      case event_log.SaveLogged():
         uses = self._script.saves.get(index, 0)
         if uses:
           self._saves[index] = [self._state.copy(), uses]
-      case tape_events.Cease() | tape_events.Leave():
+      case event_log.CeaseLogged() | event_log.LeaveLogged():
         pass
       case _:
         raise TypeError(f'Not of a learner: {said!r}.')
@@ -551,7 +551,7 @@ class Difference:
   round: int  # 0: before the first.
   fragment: int
   version: int
-  crc: int  # As on the tape.
+  crc: int  # As in the event log.
   replayed_crc: int
   shares: tuple[syncer_events.Share, ...]
 
@@ -572,11 +572,11 @@ class Difference:
 class Replayed:
   """The result of a replay."""
 
-  rounds: int  # Closed, with the CRC on the tape.
+  rounds: int  # Closed, with the CRC in the event log.
   steps: int  # Inner steps of all processes.
   processes: int
   difference: Difference | None
-  ended: bool  # The tape reaches the end of the run.
+  ended: bool  # The event log reaches the end of the run.
   parameters: dict[str, np.ndarray]  # Θ: path -> f32 array.
 
 
@@ -613,7 +613,7 @@ class Replay:
       self._keep((p, 0, crc), self._model.state(p))
 
   def run(self) -> Replayed:
-    """Replays to the end of the tape, or to the first difference.
+    """Replays to the end of the event log, or to the first difference.
 
     Raises:
       NotReplayable: a line needs what no earlier line produced.
@@ -623,9 +623,9 @@ class Replay:
       match line.said:
         case syncer_events.Merge() if line.number in self._plan.merges:
           self._merge(line.number, line.said)
-        case tape_events.Publish():
+        case event_log.Publish():
           difference = self._close(line.said.fragment, line.said.crc)
-        case tape_events.Started():
+        case event_log.Started():
           difference = self._start(line.said)
         case syncer_events.End():
           ended = True
@@ -668,7 +668,7 @@ class Replay:
     self._tell(self._rounds, self._steps())
     return None
 
-  def _start(self, started: tape_events.Started) -> Difference | None:
+  def _start(self, started: event_log.Started) -> Difference | None:
     """Starts a process of the syncer, from scratch or from an earlier one."""
     if len(started.versions) != len(self._first):
       raise NotReplayable(
@@ -720,7 +720,7 @@ class Replay:
     return pending[1].crc == crc or (fragment, crc) not in self._bytes
 
   def _keep(self, name: Named, state: FragmentState):
-    """Keeps a state only if a line of the tapes will need it."""
+    """Keeps a state only if a line of the event logs will need it."""
     fragment, _, crc = name
     if name in self._plan.resumed:
       self._states[name] = state
@@ -763,7 +763,7 @@ class Replay:
     """Returns the state that a process started from."""
     source = self._plan.scripts[process].begin.source
     learner = process[0]
-    if source.kind == tape_events.SEED.kind:
+    if source.kind == event_log.SEED.kind:
       return self._backend.from_seed(learner)
     donor, index = self._plan.sources[process]
     save = self._learner(donor).take_save(index)

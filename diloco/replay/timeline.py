@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's tapes as one timeline: rounds, joins and deaths in order."""
+"""A run's event logs as one timeline: rounds, joins and deaths in order."""
 
 import dataclasses
 import textwrap
@@ -9,8 +9,8 @@ from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.incarnation import SESSION_BITS, process_of
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run import tape_events
-from diloco.run.tape_events import EventLogs, LoggedEvent
+from diloco.run import event_log
+from diloco.run.event_log import EventLogs, LoggedEvent
 
 ROUND = 'round'
 UNCLOSED = 'unclosed'  # A round left open by a syncer's death.
@@ -33,7 +33,7 @@ def timeline_rows(tapes: EventLogs) -> list[TimelineRow]:
   """Returns all rows in the order of their times."""
   found = [*_of_syncer(tapes), *_of_learners(tapes)]
   found += _of_launcher(tapes.workdir)
-  found.sort(key=lambda each: each.time_s)  # Stable: a tape keeps its order.
+  found.sort(key=lambda each: each.time_s)  # Stable: a log keeps its order.
   began_s = found[0].time_s if found else 0.0
   return [dataclasses.replace(h, time_s=h.time_s - began_s) for h in found]
 
@@ -63,10 +63,10 @@ def _of_syncer(tapes: EventLogs) -> Iterator[TimelineRow]:
     match said:
       case syncer_events.Merge():
         pending[said.fragment] = said
-      case tape_events.Publish():
+      case event_log.Publish():
         merge = pending.pop(said.fragment, None)
         yield _round(line, merge or _unexplained(said))
-      case tape_events.Started():
+      case event_log.Started():
         for merge in pending.values():
           yield _left_open(line, merge, said)
         pending.clear()
@@ -103,7 +103,7 @@ def _share(share: syncer_events.Share, version: int) -> str:
   return f'{share.learner} {share.weight:.0%}{older} {share.age_s:.2f} s'
 
 
-def _unexplained(said: tape_events.Publish) -> syncer_events.Merge:
+def _unexplained(said: event_log.Publish) -> syncer_events.Merge:
   """Returns an empty merge for a round without a line on its window."""
   return syncer_events.Merge(
     said.round,
@@ -118,7 +118,7 @@ def _unexplained(said: tape_events.Publish) -> syncer_events.Merge:
 
 
 def _left_open(
-  line: LoggedEvent, merge: syncer_events.Merge, started: tape_events.Started
+  line: LoggedEvent, merge: syncer_events.Merge, started: event_log.Started
 ) -> TimelineRow:
   """Returns the row of a merge at which the syncer was killed.
 
@@ -133,7 +133,7 @@ def _left_open(
 
 
 def _started(
-  line: LoggedEvent, said: tape_events.Started, starts: int
+  line: LoggedEvent, said: event_log.Started, starts: int
 ) -> TimelineRow:
   kind, words = 'start', f'starts, {len(said.versions)} fragments'
   if starts > 1:
@@ -184,36 +184,36 @@ def _of_learners(tapes: EventLogs) -> Iterator[TimelineRow]:
       said = line.said
       number = numbers[learner, said.process]
       words = f'process {number}: {_words(said, learner, numbers)}'
-      yield _learners(line, type(said).__name__.lower(), learner, words)
+      yield _learners(line, event_log.kind_of(said).lower(), learner, words)
 
 
 def _words(said, learner: int, numbers) -> str:
   match said:
-    case tape_events.Begin():
+    case event_log.BeginLogged():
       source = said.source
       words = f'trains from batch {said.position}, state of {source.kind}'
-      if source.kind != tape_events.SEED.kind:
+      if source.kind != event_log.SEED.kind:
         donor = learner if source.learner is None else source.learner
         number = numbers.get((donor, source.process), '?')
         words += f' (learner {donor}, process {number}, step {source.step})'
       return words
-    case tape_events.Snapshot():
+    case event_log.SnapshotLogged():
       return (
         f'step {said.step}: offers p{said.fragment} against '
         f'v{said.base_version}, round {said.round}'
       )
-    case tape_events.Apply():
+    case event_log.ApplyLogged():
       carry = ', carries its progress on' if said.carry else ''
       return (
         f'step {said.step}: takes in p{said.fragment} v{said.version}{carry}'
       )
-    case tape_events.Progress():
+    case event_log.Progress():
       return f'step {said.step}: the schedule is at {said.progress}'
-    case tape_events.Save():
+    case event_log.SaveLogged():
       return f'step {said.step}: its state is copied'
-    case tape_events.Cease():
+    case event_log.CeaseLogged():
       return f'ceases after step {said.step}'
-    case tape_events.Leave():
+    case event_log.LeaveLogged():
       return f'leaves after step {said.step}: {said.reason}'
   raise TypeError(f'Not of a learner: {said!r}.')
 

@@ -7,14 +7,14 @@ every process: layout, codecs, schedule, model, data.
   spec           `RunSpec` of a run, and a user's own model
   payload_parts  what of a fragment a host holds; payloads in parts, one a
                  shard of the syncer; contributions, encoded and checked
-  tape_events    event tapes: what a line can say; writes and reads them
+  event_log    event logs: what a line can say; writes and reads them
   environment    what of a machine decides about bits
   step_profiler  traces of inner steps by jax.profiler, and their MFU
   heldout        loss on held-out text
-  exposure       refuses to listen where strangers could connect
+  bind_policy       refuses to listen where strangers could connect
   logs           log lines, as text or JSON
   command        runs the commands that take a training configuration
   threads        a worker thread, an inbox
 
-Nothing is re-exported: commands without jax use `tape_events`.
+Nothing is re-exported: commands without jax use `event_log`.
 """

@@ -2,7 +2,7 @@
 """Describes what, of machine and process, affects the bits of an inner step.
 
 Measured on 2 cores with 20 steps of the quickstart's model: NPROC=1 gives other
-bits than 2, and 4 the same as 2; so the tape includes that number. Another
+bits than 2, and 4 the same as 2; so the event log includes that number. Another
 model of processor gave other bits, too, with the same instructions: how a
 product is summed depends on the sizes of the caches.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 import jax
 
 from diloco.config.sections import MeshConfig
-from diloco.run.tape_events import Machine
+from diloco.run.event_log import Machine
 
 THREADS = 'NPROC'  # XLA's CPU client sizes its thread pools by it.
 XLA_FLAGS = 'XLA_FLAGS'

@@ -273,7 +273,7 @@ class Cluster:
     assert self.syncer.alive, 'the syncer is dead'
     self.syncer.alive = False
     for shard in self.others.values():
-      shard.lose_lead()
+      shard.lose_leader()
     for process in self.learners.values():
       self._disconnect(process, 'stream closed')
 
@@ -368,7 +368,7 @@ class Cluster:
 
     def read():
       if process.incarnation == incarnation and learner not in self.cut:
-        process.hear(message)
+        process.receive(message)
 
     self._down(process, read)
 

@@ -293,7 +293,7 @@ class Invariants:
     match event:
       case syncer_events.Heard(message=messages.Hello() | messages.HandedIn()):
         return True
-      case syncer_events.Back():
+      case syncer_events.ShardReturned():
         return True
     return False
 

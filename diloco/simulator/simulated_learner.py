@@ -229,7 +229,7 @@ class SimulatedLearner:
 
   # The machine --------------------------------------------------------------
 
-  def hear(self, message):
+  def receive(self, message):
     """Handles a message of the syncer; a refusal may be due to the clock."""
     match message:
       case messages.Refusal(newest=newest) if newest >= 0 and self._rises:

@@ -49,7 +49,7 @@ Bytes = tuple[int, int]  # Version, and the CRC that stands for the bytes.
 
 
 def owner_of(fragment: int, shards: int) -> int:
-  """Returns the owner: fragments are dealt round robin, from after the lead."""
+  """Returns the owner: fragments are dealt in turn, from after the leader."""
   return (fragment + 1) % shards
 
 
@@ -58,7 +58,7 @@ class SimulatedShard:
 
   Args:
     cluster: the cluster that it is part of.
-    shard: its number, not 0: that is the lead's.
+    shard: its number, not 0: that is the leader's.
   """
 
   def __init__(self, cluster, shard: int):
@@ -79,7 +79,7 @@ class SimulatedShard:
     self._last: tuple[float, int, Bytes] | None = None
 
   def install(self, fragment: int, version: int, crc: int):
-    """Installs what the lead has published."""
+    """Installs what the leader has published."""
     self._last = self._cluster.sim.now, fragment, self.held[fragment]
     self.held[fragment] = version, crc
 
@@ -93,7 +93,7 @@ class SimulatedShard:
     assert self.alive, f'shard {self.shard} is dead'
     self.alive = False
     reason = f'shard {self.shard} is away'
-    self._tell(syncer_events.Absent(self.fragments, reason))
+    self._tell(syncer_events.ShardLost(self.fragments, reason))
 
   def start(self):
     """Starts a new process, which resumes from the checkpoint."""
@@ -105,7 +105,7 @@ class SimulatedShard:
     self.greet()
 
   def greet(self):
-    """Tells the current lead what is here."""
+    """Tells the current leader what is here."""
     process, syncer = self.process, self._cluster.syncer
     held = dict(self.held)
 
@@ -116,8 +116,8 @@ class SimulatedShard:
     if self.fragments:
       self._cluster.sim.after(self._cluster.timing.latency_s, arrive)
 
-  def lose_lead(self):
-    """Undoes an order that the dying lead sent a moment ago: it did not
+  def lose_leader(self):
+    """Undoes an order that the dying leader sent a moment ago: it did not
     arrive.
     """
     if self._last is None:
@@ -135,9 +135,9 @@ class SimulatedShard:
       )
 
 
-class BackFrom(syncer_events.Back):
-  """A `Back` with the process that sent it, which the lead talks to from now
-  on.
+class ShardReturnedFrom(syncer_events.ShardReturned):
+  """A `ShardReturned` with the process that sent it, which the leader talks to
+  from now on.
   """
 
   shard: int = 0
@@ -148,7 +148,7 @@ class BackFrom(syncer_events.Back):
 class ShardOrder:
   """An order to a process of a shard; void once that is dead."""
 
-  shard: SimulatedShard | None  # None: the lead itself.
+  shard: SimulatedShard | None  # None: the leader itself.
   process: int
 
   @property
@@ -226,7 +226,7 @@ class SimulatedSyncer:
     if self.stopped:
       self._unread.append(lambda: self.deliver(event))
       return
-    if isinstance(event, BackFrom):
+    if isinstance(event, ShardReturnedFrom):
       self._processes[event.shard] = event.process
     effects = self.machine.handle(event, self._cluster.sim.now)
     self._cluster.observer.at_syncer(self, event, effects)
@@ -278,7 +278,7 @@ class SimulatedSyncer:
       self._unread.append(lambda: self.shard_is_back(shard, process, held))
     elif self.alive:
       found = tuple(self._held(p, *x) for p, x in sorted(held.items()))
-      self.deliver(BackFrom(found, shard, process))
+      self.deliver(ShardReturnedFrom(found, shard, process))
 
   def _held(self, p: int, version: int, crc: int) -> syncer_events.Held:
     known_version, known_crc = self._known[p]
@@ -338,7 +338,7 @@ class SimulatedSyncer:
         if self.machine.whole:
           self._write_ledger()
       case syncer_events.Retire() | syncer_events.LogDecision():
-        pass  # No bytes are held here, no tape is written.
+        pass  # No bytes are held here, no event log is written.
       case _:
         raise TypeError(f'Not a syncer effect: {effect!r}.')
 

@@ -27,7 +27,8 @@ F32_BYTES = 4
 GIB = 1 << 30
 # Python, jax, some hundred MB of text, two threads a learner.
 PROCESS_BYTES = 4e9
-# Logs, tapes, curves; the container's image, where it is the machine's disk.
+# Logs, event logs, curves; the container's image, where it is the machine's
+# disk.
 FILES_BYTES = 30e9
 KEPT = 2  # Checkpoints that stay, unless the configuration says otherwise.
 # Side by side: what merges, what decodes, what connects, what saves. With ten
@@ -172,7 +173,7 @@ def machine(
 
   Args:
     kept: checkpoints that stay; one more is on the disk while it is written.
-    whole: parameters of all shards, which the lead gathers at the end; None:
+    whole: parameters of all shards, which the leader gathers at the end; None:
       there are no others.
   """
   state = (2 + moments) * F32_BYTES
@@ -219,7 +220,7 @@ def of_layout(config: RunConfig, layout: Layout) -> SyncerMachine:
   found = dataclasses.replace(found, shards=shards)
   if not config.run.eval_every_rounds:
     return found
-  # Beside the lead: Θ as it was read, and as the model has it.
+  # Beside the leader: Θ as it was read, and as the model has it.
   reader = Memory('the evaluator', '8N', 2 * F32_BYTES * whole + PROCESS_BYTES)
   return dataclasses.replace(
     found, cpus=found.cpus + EVALUATOR_CPUS, memory=(*found.memory, reader)

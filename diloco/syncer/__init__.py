@@ -13,5 +13,5 @@ and performs its effects; shards do what is to be done with bytes.
   allocator          one heap for all threads
   storage            ledger and checkpoints
   results            the final Θ and the summary
-  stats              counts for `status.json`, `summary.json` and the tape
+  stats              counts for `status.json`, `summary.json` and the event log
 """

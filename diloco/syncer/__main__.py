@@ -28,7 +28,7 @@ def main(config) -> int:
 
   from diloco.checkpoint.arrays import BrokenRecord
   from diloco.monitoring import monitor_flags
-  from diloco.run.exposure import given_access
+  from diloco.run.bind_policy import given_access
   from diloco.run.spec import make_run_spec
   from diloco.syncer.results import ResultLost
   from diloco.syncer.server import SyncerServer

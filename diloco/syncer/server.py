@@ -21,13 +21,13 @@ from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run.spec import RunSpec
-from diloco.run.tape_events import (
+from diloco.run.event_log import (
   Started,
   SyncerEventLog,
   closing_line,
   line_of,
 )
+from diloco.run.spec import RunSpec
 from diloco.run.threads import Inbox, Worker
 from diloco.syncer.results import ResultCollector, ResultLost, Results
 from diloco.syncer.shard import Shard
@@ -36,7 +36,7 @@ from diloco.syncer.shard_coordinator import (
   ShardCoordinator,
 )
 from diloco.syncer.stats import RunStats
-from diloco.syncer.storage import NotKept, SyncerDisk
+from diloco.syncer.storage import LedgerWriteFailed, SyncerDisk
 from diloco.transport import auth
 from diloco.transport.control_channel import ControlLimits
 from diloco.transport.control_server import ControlServer, ControlSession
@@ -130,14 +130,14 @@ class SyncerServer:
     self._unwritten = True  # Whether the run's results are still to be written.
     self._stop = threading.Event()
     self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
-    self._lead = Shard(
+    self._leader = Shard(
       run_spec,
       plane,
       shard=0,
       answer=lambda answer: self._inbox.tell((ShardAnswer(0, answer), None)),
       crash=self._inbox.tell,
     )
-    self._model = self._lead.model
+    self._model = self._leader.model
     parameters = sum(math.prod(x.shape) for x in run_spec.specs.values())
     self._stats = RunStats(config, parameters)
     self._disk = SyncerDisk(
@@ -150,7 +150,7 @@ class SyncerServer:
     self._results = Results(run_spec, workdir, self._stats, self._stop, tell)
     self._shards = ShardCoordinator(
       run_spec,
-      self._lead,
+      self._leader,
       ledger.versions,
       self._disk.crcs,
       say=lambda key, message: self._send(*key, message),
@@ -194,7 +194,7 @@ class SyncerServer:
       # First of all: a process that dies after this has not lost the run.
       self._write_results()
       self._say_farewell()
-    except NotKept as error:
+    except LedgerWriteFailed as error:
       logging.error('stopped: %s', error)
       return False
     if not self._stop.is_set():
@@ -221,7 +221,7 @@ class SyncerServer:
       self._control.heard(),
       self._control.ended(),
     )
-    self._lead.close()
+    self._leader.close()
     self._closer.close(1.0)
     self._disk.close()
     self._tape.close()
@@ -299,7 +299,7 @@ class SyncerServer:
 
   def _handle(self, event: syncer_events.Event):
     effects = self._machine.handle(event, time.monotonic())
-    if isinstance(event, syncer_events.Back):
+    if isinstance(event, syncer_events.ShardReturned):
       self._say_standing()
     self._stats.note_event(event)
     for effect in effects:
@@ -451,9 +451,7 @@ class SyncerServer:
     def say(_, found: messages.Payload, part_crcs: tuple[int, ...]):
       peer.note_offer(found)
       place(
-        messages.FullFragment(
-          p, version, found, crc, *effect.merged, part_crcs
-        )
+        messages.FullFragment(p, version, found, crc, *effect.merged, part_crcs)
       )
 
     self._shards.offer(p, None, [key], say)
@@ -479,7 +477,8 @@ class SyncerServer:
       self._say_standing()
 
   def _say_standing(self):
-    """Records on the tape what this process continues from, once Θ is complete.
+    """Records in the event log what this process continues from, once Θ is
+    complete.
 
     It comes before anything is merged.
     """

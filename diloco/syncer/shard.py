@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A shard's bytes: its pieces of Θ, what is merged, what goes to learners.
 
-It decides nothing: the lead of the syncer gives orders, and this executes them
-in sequence. Pulls run concurrently on a pool, merges one after another on a
-worker; both answer later. Orders that take no time are answered at once.
+It decides nothing: the leader of the syncer gives orders, and this executes
+them in sequence. Pulls run concurrently on a pool, merges one after another on
+a worker; both answer later. Orders that take no time are answered at once.
 """
 
 import concurrent.futures
@@ -100,14 +100,14 @@ class Shard:
   """One shard, in the process that has its bytes; orders are for one thread.
 
   Args:
-    shard: number of the shard; the lead's is 0.
+    shard: number of the shard; the leader's is 0.
     answer: takes answers that come later, on any thread.
     crash: takes the error that ended a thread.
 
   Attributes:
     model: the own pieces of Θ.
     closed_round: the last round that was installed here.
-    collected: where the lead pulls what it collects; None at the lead.
+    collected: where the leader pulls what it collects; None at the leader.
   """
 
   def __init__(
@@ -141,7 +141,7 @@ class Shard:
     self._closer = Worker('closer', CLOSINGS_MAX, crash)
 
   def perform(self, order) -> object | None:
-    """Executes an order of the lead; returns the answer if there is one at
+    """Executes an order of the leader; returns the answer if there is one at
     once.
     """
     match order:
@@ -169,11 +169,11 @@ class Shard:
     return None
 
   def hello(self, process: int) -> orders.ShardHello:
-    """Returns the hello to a lead, whether a new process or not."""
+    """Returns the hello to a leader, whether a new process or not."""
     config, model = self._run_spec.config, self.model
     if self.collected is not None:
       self.collected.close()
-    self.collected = self._plane.publisher('lead')
+    self.collected = self._plane.publisher('leader')
     outer = [model.outer_of(p) for p in model.owned]
     return orders.ShardHello(
       protocol=messages.PROTOCOL_VERSION,
@@ -190,7 +190,7 @@ class Shard:
     )
 
   def forget(self):
-    """Drops all sessions and jobs of the previous lead."""
+    """Drops all sessions and jobs of the previous leader."""
     for key in list(self._ends):
       self._release(key)
     with self._lock:
@@ -260,7 +260,7 @@ class Shard:
     """Runs a job of the pool, unless it was cancelled before its turn.
 
     An error ends the process. The result of a job that was cancelled meanwhile
-    is dropped, and the lead expects no answer.
+    is dropped, and the leader expects no answer.
     """
     if order.job not in self._wanted:
       return
@@ -348,7 +348,7 @@ class Shard:
   def _offer(self, order: orders.OfferPart) -> orders.PartOffered:
     """Offers encoded bytes of Θ_p, cut for each session's hosts.
 
-    Those for the lead are to be pulled once.
+    Those for the leader are to be pulled once.
     """
     p, hosts = order.fragment, []
     if order.merge:

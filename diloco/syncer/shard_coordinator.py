@@ -2,8 +2,8 @@
 """All shards as one: turns the machine's effects into orders to shards.
 
 Each effect that moves bytes is a *job*: an order to the shard that owns the
-fragment, and a continuation for its answer. The lead's own shard takes the same
-orders. Only the machine's thread uses this module.
+fragment, and a continuation for its answer. The leader's own shard takes the
+same orders. Only the machine's thread uses this module.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from diloco.syncer.shard import Shard
 from diloco.transport.control_server import ControlSession
 
 SILENCE_S = 6.0  # At patience 1; a shard speaks at least once a second.
-LOOK_EVERY_S = 2.0  # The lead looks at least so often.
+LOOK_EVERY_S = 2.0  # The leader looks at least so often.
 UNKNOWN = (-1, 0)  # A version and a CRC that no fragment has.
 Key = tuple[int, int]  # (learner, incarnation)
 # (round, learner, incarnation, handle): two offers of one learner for the
@@ -37,15 +37,15 @@ NOTHING = Part(0, 0)
 
 @dataclasses.dataclass
 class PresentShard:
-  """The lead's own shard, or one in another process while it has a session.
+  """The leader's own shard, or one in another process while it has a session.
 
   Attributes:
     held: by fragment, version and CRC of Θ_p there.
     outer: by fragment, version and CRC of the Θ_p to which its outer state
       belongs.
-    session: None: it is the lead's own.
+    session: None: it is the leader's own.
     process: its number.
-    address: where the lead pulls what it collects.
+    address: where the leader pulls what it collects.
     heard_s: when it last spoke.
   """
 
@@ -85,7 +85,7 @@ class ShardRequest:
 
 
 class ShardCoordinator:
-  """The shards of one syncer, as its lead, shard 0, sees them.
+  """The shards of one syncer, as its leader, shard 0, sees them.
 
   Args:
     versions: version of every fragment, as far as the ledger knows.
@@ -93,7 +93,7 @@ class ShardCoordinator:
     say: sends a message to a session of a learner, in its order.
 
   Attributes:
-    run: version and CRC that the run has of each fragment; of the lead's own,
+    run: version and CRC that the run has of each fragment; of the leader's own,
       those that are here.
     merged: outer steps that are to be published, by round.
     unsaved: shards that are writing their last checkpoint.
@@ -102,15 +102,15 @@ class ShardCoordinator:
   def __init__(
     self,
     run_spec: RunSpec,
-    lead: Shard,
+    leader: Shard,
     versions: Sequence[int],
     crcs: Sequence[int | None],
     say: Callable[[Key, object], None],
   ):
     self._run_spec = run_spec
     self._owners = run_spec.owners
-    self._lead = lead
-    here = lead.model
+    self._leader = leader
+    here = leader.model
     held = dict(enumerate(zip(here.versions(), here.crcs())))
     held = {p: held[p] for p in here.owned}
     outer = {p: here.outer_of(p) for p in here.owned}
@@ -122,7 +122,7 @@ class ShardCoordinator:
     # By session: its addresses, and how its hosts cut a fragment.
     self._addresses: dict[Key, tuple[tuple[str, ...], str]] = {}
     self._looked_s = time.monotonic()
-    # Unique across leads, since a shard outlives its lead.
+    # Unique across leaders, since a shard outlives its leader.
     self._numbers = itertools.count(time.time_ns() // 1000)
     self._handles = itertools.count(1)
     self._jobs: dict[int, ShardRequest] = {}
@@ -136,7 +136,7 @@ class ShardCoordinator:
 
   @property
   def elsewhere(self) -> tuple[int, ...]:
-    """The fragments that other shards than the lead own."""
+    """The fragments that other shards than the leader own."""
     return tuple(p for p, owner in enumerate(self._owners.of) if owner)
 
   def crcs(self) -> tuple[int | None, ...]:
@@ -182,7 +182,7 @@ class ShardCoordinator:
     if hello.protocol != messages.PROTOCOL_VERSION:
       return f'protocol {hello.protocol}, not {messages.PROTOCOL_VERSION}'
     if hello.run != config.name:
-      return f'run {hello.run!r}, this lead serves {config.name!r}'
+      return f'run {hello.run!r}, this leader serves {config.name!r}'
     if not 0 < hello.shard < owners.shards:
       return f'shard {hello.shard}: must be in 1 … {owners.shards - 1}'
     differing = run_config.differences(
@@ -232,7 +232,7 @@ class ShardCoordinator:
   ) -> Iterator[events.Event]:
     """Yields the machine's events for a shard's message.
 
-    A session of None is the lead's.
+    A session of None is the leader's.
     """
     if isinstance(said.answer, orders.ShardHello):
       yield from self._welcome(machine, session, said.answer)
@@ -261,7 +261,7 @@ class ShardCoordinator:
 
   def join(
     self, session: ControlSession, hello: orders.ShardHello, believed: bool
-  ) -> events.Back:
+  ) -> events.ShardReturned:
     """Adds a shard; returns the fragments that are here with it."""
     shard = hello.shard
     assert shard not in self._present, f'{shard=} is here'
@@ -281,11 +281,11 @@ class ShardCoordinator:
     session.send(orders.Accepted())
     for key, known in sorted(self._addresses.items()):
       session.send(self._admission(shard, key, *known))
-    return events.Back(
+    return events.ShardReturned(
       tuple(self._held(shard, p, believed) for p in hello.fragments)
     )
 
-  def lose(self, shard: int, reason: str) -> events.Absent:
+  def lose(self, shard: int, reason: str) -> events.ShardLost:
     """Removes a shard; orders for its fragments are given up."""
     del self._present[shard]
     self.unsaved.discard(shard)
@@ -294,7 +294,7 @@ class ShardCoordinator:
       if job.fragment in fragments:
         del self._jobs[number]
         job.given_up()
-    return events.Absent(fragments, f'shard {shard} is away: {reason}')
+    return events.ShardLost(fragments, f'shard {shard} is away: {reason}')
 
   # Sessions -----------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class ShardCoordinator:
       return None
     key = learner, incarnation
     known = tuple(addresses), partition
-    admitted = self._lead.perform(self._admission(0, key, *known))
+    admitted = self._leader.perform(self._admission(0, key, *known))
     if not admitted.addresses:
       return None
     self._addresses[key] = known
@@ -390,8 +390,8 @@ class ShardCoordinator:
   def install(
     self, effect: events.Publish, merged: orders.PartMerged, here: bool
   ):
-    """Installs the result if the lead owns the fragment, or else has its owner
-    do so.
+    """Installs the result if the leader owns the fragment, or else has its
+    owner do so.
 
     With `here` it comes first, and is the run's new version; other shards
     follow once the ledger has the close.
@@ -495,7 +495,7 @@ class ShardCoordinator:
   def collect(
     self, fragment: int, done: Callable[[tuple[str, Payload] | None], None]
   ):
-    """Asks another shard to offer a fragment to the lead.
+    """Asks another shard to offer a fragment to the leader.
 
     Args:
       done: called with address and payload; None: the shard is away.
@@ -596,7 +596,7 @@ class ShardCoordinator:
       # If that session has just ended, the machine will hear of it.
       self._present[shard].session.send(order)
       return
-    answer = self._lead.perform(order)
+    answer = self._leader.perform(order)
     if answer is not None:
       event = self.heard(ShardAnswer(shard, answer))
       assert event is None, f'{event=} while effects are performed'

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process of a shard that does not lead: it executes the lead's orders.
+"""The process of a shard that does not lead: it executes the leader's orders.
 
-It outlives its lead: it waits for the lead's next process and reports what it
-holds. Work in progress for the one before is void.
+It outlives its leader: it waits for the leader's next process and reports what
+it holds. Work in progress for the one before is void.
 """
 
 import queue
@@ -34,7 +34,7 @@ ALIVE_EVERY_S = 1.0  # Interval of `Alive` messages when nothing else is sent.
 
 
 class ShardRefused(Exception):
-  """The lead refuses this process, and would refuse any other."""
+  """The leader refuses this process, and would refuse any other."""
 
 
 class ShardServer:
@@ -42,8 +42,8 @@ class ShardServer:
 
   Args:
     shard: number of the shard, not 0.
-    lead: host:port of the lead.
-    writer: takes its scalars, each time that it hears from the lead.
+    leader: host:port of the leader.
+    writer: takes its scalars, each time that it hears from the leader.
 
   Raises:
     BrokenRecord: the folder belongs to another run.
@@ -53,13 +53,13 @@ class ShardServer:
     self,
     run_spec: RunSpec,
     shard: int,
-    lead: str,
+    leader: str,
     plane: DataPlane,
     workdir: Workdir,
     access: Access,
     writer: Writer,
   ):
-    self._address = lead
+    self._address = leader
     self._writer = writer
     self._access = access
     self._workdir = workdir
@@ -85,8 +85,8 @@ class ShardServer:
     """Serves until the run is over; returns False if it was stopped before.
 
     Raises:
-      ConnectFailed: there was no lead in time, at the start.
-      ShardRefused: the lead refuses this process.
+      ConnectFailed: there was no leader in time, at the start.
+      ShardRefused: the leader refuses this process.
     """
     give_up_s = time.monotonic() + self._connect_s
     while not self._stopped.is_set():
@@ -95,7 +95,7 @@ class ShardServer:
         if self._workdir.summary.exists():
           return True
         continue
-      give_up_s = None  # There was a lead, so there will be another.
+      give_up_s = None  # There was a leader, so there will be another.
       if self._serve(client):
         return True
     self._disk.save(self._shard.closed_round, wait=True)
@@ -113,14 +113,14 @@ class ShardServer:
     if client is not None:
       client.send(answer)
 
-  def _tell(self, has_lead: bool):
+  def _tell(self, has_leader: bool):
     closed_round = self._shard.closed_round
     self._writer.write_scalars(
       closed_round,
       {
         names.TIME: time.time(),
         names.SHARD_ROUND: closed_round,
-        names.SHARD_LED: has_lead,
+        names.SHARD_LED: has_leader,
       },
     )
 
@@ -141,7 +141,7 @@ class ShardServer:
           raise
         if time.monotonic() >= give_up_s:
           raise ConnectFailed(
-            f'no lead at {self._address} within {self._connect_s} s: {error}'
+            f'no leader at {self._address} within {self._connect_s} s: {error}'
           ) from error
       self._stopped.wait(RETRY_S)
       return None
@@ -168,24 +168,24 @@ class ShardServer:
           continue  # From the session before.
         match item:
           case str():  # Why the session has ended.
-            logging.info('the lead is gone: %s', item)
+            logging.info('the leader is gone: %s', item)
             return False
           case messages.Refusal():
             raise ShardRefused(item.reason)
           case orders.Depart():
             return True
           case orders.Accepted():
-            logging.info('the lead has taken this shard')
+            logging.info('the leader has taken this shard')
           case orders.SaveParts():
             self._save(item)
           case _:
             answer = self._shard.perform(item)
             if answer is not None:
               client.send(answer)
-        self._tell(has_lead=True)
+        self._tell(has_leader=True)
     finally:
       client.close()
-      self._tell(has_lead=False)
+      self._tell(has_leader=False)
     return False
 
   def _save(self, order: orders.SaveParts):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what the syncer sees, for `status.json` and the tape.
+"""Counts what the syncer sees, for `status.json` and the event log.
 
 Nothing here influences training.
 """
@@ -21,7 +21,7 @@ from diloco.protocol import messages
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.state import Ledger
-from diloco.run import tape_events
+from diloco.run import event_log
 
 
 @dataclasses.dataclass
@@ -111,7 +111,7 @@ class RunStats:
     """Continues the count of the learners' work.
 
     Args:
-      newest_first: tape lines of an earlier process of the syncer.
+      newest_first: event log lines of an earlier process of the syncer.
 
     Raises:
       ValueError: a line has unexpected contents.
@@ -145,14 +145,14 @@ class RunStats:
 
   def note_effect(
     self, effect: syncer_events.Effect, at_s: float
-  ) -> tape_events.Worked | None:
+  ) -> event_log.Worked | None:
     """Counts an effect that was performed.
 
     Args:
-      at_s: when, in seconds since the epoch, as on the tape.
+      at_s: when, in seconds since the epoch, as in the event log.
 
     Returns:
-      The tape line on the learners' work, if one is due.
+      The event log line on the learners' work, if one is due.
     """
     self._note_effect(effect)
     return self._note_work(effect, at_s)
@@ -183,7 +183,7 @@ class RunStats:
 
   def _note_work(
     self, effect: syncer_events.Effect, at_s: float
-  ) -> tape_events.Worked | None:
+  ) -> event_log.Worked | None:
     work = self._work
     if work.end_s is not None:
       return None  # A learner that leaves from now on loses nothing.
@@ -206,7 +206,7 @@ class RunStats:
         return None
     if work.begin_s is None:
       return None
-    return tape_events.Worked(work.begin_s, tuple(work.learners.values()))
+    return event_log.Worked(work.begin_s, tuple(work.learners.values()))
 
   def note_fetched(self, learner: int, nbytes: int):
     """Counts a payload that a learner pulled and could use."""

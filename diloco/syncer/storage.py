@@ -28,7 +28,7 @@ CLOSE_S = 30.0  # Limit for the last checkpoint of a stopped process.
 IDENTITY = 'identity.json'
 
 
-class NotKept(Exception):
+class LedgerWriteFailed(Exception):
   """The process has to stop, and the disk has not taken the last close."""
 
 
@@ -113,7 +113,7 @@ class SyncerDisk(StatesDisk):
   Attributes:
     crcs: CRC of every fragment at the ledger's versions, after `begin`; None:
       unknown.
-    published: the tape line of the last close; None: there was none.
+    published: the event log line of the last close; None: there was none.
     final_crcs: CRCs of the result, by fragment, once the run has ended.
     total_steps: the length of the run.
   """
@@ -210,7 +210,7 @@ class SyncerDisk(StatesDisk):
 
     Args:
       crcs: CRC of every fragment at the ledger's versions.
-      published: the tape line of the close; None: unchanged.
+      published: the event log line of the close; None: unchanged.
     """
     self.published = published or self.published
     if ledger.ended:
@@ -228,7 +228,7 @@ class SyncerDisk(StatesDisk):
     stopped: they train on.
 
     Raises:
-      NotKept: the process has to stop before.
+      LedgerWriteFailed: the process has to stop before.
     """
     if ledger.ended and self.final_crcs is None:
       self.final_crcs = crcs
@@ -247,7 +247,9 @@ class SyncerDisk(StatesDisk):
           )
         waits = True
       if self._stop.wait(AGAIN_S):
-        raise NotKept(f'round {ledger.closed_round} is not in the ledger')
+        raise LedgerWriteFailed(
+          f'round {ledger.closed_round} is not in the ledger'
+        )
     self._kept = kept
     took_s = time.monotonic() - began_s
     if waits or took_s > SLOW_S:
@@ -282,7 +284,7 @@ class SyncerDisk(StatesDisk):
 class ShardDisk(StatesDisk):
   """The checkpoints of a shard that does not lead.
 
-  There is no ledger: the lead knows which versions the run has. What is here
+  There is no ledger: the leader knows which versions the run has. What is here
   may be older, and is then recovered from learners.
 
   Raises:
@@ -317,6 +319,6 @@ def _read_identity(path: pathlib.Path) -> dict | None:
     return json.loads(path.read_text())
   except FileNotFoundError:
     return None
-  except ValueError as error:  # The lead will check these pieces.
+  except ValueError as error:  # The leader will check these pieces.
     logging.error('%s is passed over: %s', path, error)
     return None

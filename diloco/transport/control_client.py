@@ -31,7 +31,7 @@ class ControlClient:
       transport.
     on_closed: called once, after the last message, if `connect` succeeded.
     heard: the kinds of messages that may come: the syncer's to a learner, or
-      the lead's to a shard.
+      the leader's to a shard.
 
   Raises:
     addresses.BadAddress: `address` is not host:port.

@@ -108,7 +108,7 @@ def main(argv) -> int:
     given.cpu_devices,
     os.environ.get(launch_program.XLA_FLAGS, ''),
   )
-  cast = fault_plan.Cast(
+  cast = fault_plan.FaultTargets(
     learners=config.protocol.learners,
     ids_max=len(stage.hosts_of(config)),
     servers=(SYNCER, *map(shard_name, range(1, config.syncer.shards))),

@@ -34,7 +34,7 @@ from launch.chaos.stage import (
   COURSE,
   FAULTS,
   PLAN,
-  Course,
+  RunPhases,
   WrittenStep,
   participants,
 )
@@ -65,7 +65,7 @@ class Record:
   config: RunConfig
   plan: tuple[Fault, ...]
   performed: Mapping[int, dict]  # Lines of `faults.jsonl`, by number.
-  course: Course
+  course: RunPhases
   tape: Sequence[dict]
   tapes: Mapping[int, Sequence[dict]]  # Of the learners.
   steps: Mapping[int, Sequence[WrittenStep]]
@@ -101,7 +101,7 @@ def read(workdir: Workdir) -> Record:
   config = run_config.restore(json.loads(workdir.config.read_text()))
   planned = json.loads((workdir.chaos / PLAN).read_text())
   plan = tuple(Fault(**fault) for fault in planned['faults'])
-  course = Course(**json.loads((workdir.chaos / COURSE).read_text()))
+  course = RunPhases(**json.loads((workdir.chaos / COURSE).read_text()))
   performed = workdir.chaos / FAULTS
   ids = [
     faults.number_of(path.stem)
@@ -133,7 +133,7 @@ def simulate(
   workdir: Workdir,
   config: RunConfig,
   plan: Sequence[Fault],
-  course: Course,
+  course: RunPhases,
   seed: int,
 ) -> float:
   """Returns the goodput of the plan under the simulated clock."""

@@ -29,7 +29,7 @@ TRIES = 200  # Moments at which a fault is tried to be placed.
 
 
 @dataclasses.dataclass(frozen=True)
-class Cast:
+class FaultTargets:
   """The processes that a plan may hit.
 
   Attributes:
@@ -50,7 +50,7 @@ def draw(
   seconds: float,
   faults_per_hour: float,
   shapes: Mapping[str, Kind],
-  cast: Cast,
+  cast: FaultTargets,
 ) -> tuple[Fault, ...]:
   """Returns the plan of a seed.
 
@@ -102,7 +102,7 @@ def _dealt(
   )
 
 
-def can_befall(shape: Kind, cast: Cast) -> bool:
+def can_befall(shape: Kind, cast: FaultTargets) -> bool:
   """Returns True if it can befall a process of this run at some time."""
   there = {
     LEARNER: cast.learners > 0,
@@ -117,7 +117,7 @@ def can_befall(shape: Kind, cast: Cast) -> bool:
 class _Places:
   """Faults that were placed, and where another one fits."""
 
-  def __init__(self, seconds: float, cast: Cast):
+  def __init__(self, seconds: float, cast: FaultTargets):
     self._seconds = seconds
     self._cast = cast
     self._faults: list[Fault] = []

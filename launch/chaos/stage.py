@@ -89,7 +89,7 @@ class WrittenStep:
 
 
 def participants(publish: Mapping) -> set[int]:
-  """Returns the learners that a closed round of the tape has merged."""
+  """Returns the learners that a closed round of the event log has merged."""
   return {share['learner'] for share in publish['shares']}
 
 
@@ -98,7 +98,7 @@ class LiveRun:
 
   Attributes:
     supervisor: of the processes; kills and pauses go through it.
-    tape: the syncer's decisions so far.
+    event log: the syncer's decisions so far.
     steps: learner id -> its steps so far, over all its processes.
     events: what happened to processes so far.
 
@@ -464,7 +464,7 @@ def _limit(pid: int, nbytes: int) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Course:
+class RunPhases:
   """The phases of a run, by their begin in seconds since the epoch.
 
   Attributes:
@@ -515,7 +515,7 @@ class Performance:
       self._stage.end_all()
     files.write_json(self._run.workdir.chaos / COURSE, course)
 
-  def _phases(self, plan: Sequence[Fault], seconds: float) -> Course:
+  def _phases(self, plan: Sequence[Fault], seconds: float) -> RunPhases:
     run, unready = self._run, ''
     self._show('the processes start')
     run.until(lambda: run.all_merge(0.0), READY_S, 'every learner is merged')
@@ -539,7 +539,7 @@ class Performance:
       run.spend(QUIET_S)
     except Overdue as error:
       unready = str(error)
-    return Course(calm_s, began_s, ended_s, unready, self._late_turns)
+    return RunPhases(calm_s, began_s, ended_s, unready, self._late_turns)
 
   def _play(self, plan: Sequence[Fault], seconds: float) -> None:
     """Performs a plan that takes so long."""

@@ -90,7 +90,7 @@ def test_a_shard_of_the_syncer_finds_the_one_that_leads(machine):
   (words,) = got(machine, whole, whole.shards[1])
   assert words == [
     *('-m', 'diloco.syncer_shard', *COMMON, TOKEN, '--shard=2', HOST),
-    f'--lead={machine.syncer}',
+    f'--leader={machine.syncer}',
   ]
 
 

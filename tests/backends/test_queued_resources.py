@@ -289,7 +289,7 @@ def test_each_shard_of_the_syncer_has_a_machine(world):
   assert [call[3] for call in made] == ['first-syncer', 'first-shard-1']
   assert '--labels=run=first,role=shard' in made[1]
   script = world.state['instances']['first-shard-1']['script']
-  assert '"--lead=10.0.0.1:7777"' in script
+  assert '"--leader=10.0.0.1:7777"' in script
   assert 'kind=shard' in script and '--privileged' not in script
 
 

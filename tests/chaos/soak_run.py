@@ -186,7 +186,7 @@ class Soak:
     )
 
   def _look(self) -> None:
-    """Processes new tape lines and samples, at every poll."""
+    """Processes new event log lines and samples, at every poll."""
     if self._received:
       raise Interrupted(self._received[0])
     tape = self.run.tape

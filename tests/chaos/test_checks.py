@@ -14,7 +14,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.watch import run_page
 from launch.chaos import checks
 from launch.chaos.checks import Record
-from launch.chaos.stage import COURSE, Course, WrittenStep
+from launch.chaos.stage import COURSE, RunPhases, WrittenStep
 from launch.supervisor import ProcessEvent
 from tests.prediction import recorded
 
@@ -105,7 +105,7 @@ def made(lines=None, **changes) -> Record:
       line['number']: line
       for line in lines or (performed(CUT), performed(KILL))
     },
-    'course': Course(T0 - 8.0, T0, T0 + 30.0),
+    'course': RunPhases(T0 - 8.0, T0, T0 + 30.0),
     'tape': tape(),
     'tapes': {1: [applied(1, 1), applied(2, 2)]},
     'steps': {0: steps_of(0), 1: steps_of(1)},
@@ -262,7 +262,7 @@ def test_the_page_of_a_run_reads_the_outcomes(tmp_path):
     assert (cut[1], cut[3], kill[4]) == ('cut', 15.0, 9.25)
 
 
-# Single checks, of tapes and of a launcher's events.
+# Single checks, of event logs and of a launcher's events.
 
 
 @pytest.mark.parametrize(('version', 'after'), [(1, 2), (2, 2), (4, 2)])
@@ -360,7 +360,7 @@ def test_times_of_a_plan_are_counted_from_the_first_ready_learner(
   tmp_path, monkeypatch
 ):
   workdir = recorded.write(tmp_path / 'run', 80.0, {})
-  course = Course(*(recorded.BEGAN_S + at_s for at_s in (8.0, 40.0, 70.0)))
+  course = RunPhases(*(recorded.BEGAN_S + at_s for at_s in (8.0, 40.0, 70.0)))
   asked = []
   monkeypatch.setattr(
     checks.twin,

@@ -8,13 +8,15 @@ import pytest
 from diloco import faults
 from diloco.config.sections import ConfigError
 from launch.chaos import fault_plan, stage
-from launch.chaos.fault_plan import RECOVERY_S, Cast
+from launch.chaos.fault_plan import RECOVERY_S, FaultTargets
 
 pytestmark = pytest.mark.alone
 
 KINDS = faults.performed_by(stage.RealStage)
-CAST = Cast(learners=3, ids_max=16, servers=('syncer',), hosts=(1, 1, 1))
-LARGE = Cast(5, 16, ('syncer', 'shard-1', 'shard-2'), (2, 1, 1, 1, 1))
+CAST = FaultTargets(
+  learners=3, ids_max=16, servers=('syncer',), hosts=(1, 1, 1)
+)
+LARGE = FaultTargets(5, 16, ('syncer', 'shard-1', 'shard-2'), (2, 1, 1, 1, 1))
 SECONDS = 180.0
 SEEDS = range(40)
 
@@ -94,7 +96,7 @@ def test_who_leaves_has_joined_if_it_can():
 
 def test_an_hour_of_all_kinds_fits_and_few_newcomers_stay_at_a_time():
   """Issue: newcomers stayed to the end, until ten more learners ran."""
-  cast = Cast(4, 40, ('syncer', 'shard-1'), (2, 1, 1, 1))
+  cast = FaultTargets(4, 40, ('syncer', 'shard-1'), (2, 1, 1, 1))
   for seed in range(4):
     plan = fault_plan.draw(seed, 3600.0, 240.0, usual(cast), cast)
     counts = collections.Counter(fault.kind for fault in plan)
@@ -108,7 +110,7 @@ def test_an_hour_of_all_kinds_fits_and_few_newcomers_stay_at_a_time():
 
 
 def test_more_newcomers_than_data_has_shards_for_are_refused():
-  cast = Cast(4, 16, ('syncer',), (1, 1, 1, 1))
+  cast = FaultTargets(4, 16, ('syncer',), (1, 1, 1, 1))
   with pytest.raises(
     ConfigError, match=r'data\.shards=16 lets 12 learners join'
   ):

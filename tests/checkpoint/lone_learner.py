@@ -36,7 +36,7 @@ class NoSyncer:
 
 
 class Nowhere:
-  """Metrics and tape that keep nothing."""
+  """Metrics and event log that keep nothing."""
 
   def __getattr__(self, name):
     return lambda *_: None

@@ -86,7 +86,7 @@ def test_a_step_beside_gives_the_same_bits_and_leaves_what_it_is_given(
   given = _bits((params, state))
   batch = device.put_batch(learner.batch)
   spare = device.zeros(device.params_like), device.zeros(device.state_like)
-  beside = device.step_beside(params, state, batch, 0.1, (0, 7), spare)
+  beside = device.step_double_buffered(params, state, batch, 0.1, (0, 7), spare)
   beside_bits = _bits(beside)
   assert _bits((params, state)) == given
   assert jax.tree.leaves(spare)[0].is_deleted()

@@ -122,7 +122,9 @@ def test_an_experiment_is_found_from_elsewhere(tmp_path, monkeypatch):
 def test_what_differs_from_the_defaults_comes_to_the_same(tmp_path):
   config = run_config.unfold(dataclasses.asdict(flags.load(_parse([CONFIG]))))
   path = tmp_path / 'changed.py'
-  path.write_text(config_files.source(config_files.changed(config), 'It.'))
+  path.write_text(
+    config_files.source(config_files.non_default_keys(config), 'It.')
+  )
   assert 'rope_theta' not in path.read_text()
   assert flags.load(_parse([f'--config={path}'])) == run_config.build(config)
 

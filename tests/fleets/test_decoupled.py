@@ -7,7 +7,7 @@ import pytest
 
 from diloco.fleets.failures import Death, FaultEvents, Stall
 from diloco.fleets.fleet import DecoupledFleet, Fleet
-from diloco.fleets.tally import Union
+from diloco.fleets.tally import BusyIntervals
 from diloco.simulator.network import SYNCER
 from tests.fleets.fleets import config_of, network_of, run
 
@@ -127,7 +127,7 @@ def test_a_slow_link_makes_rounds_late_and_no_step_longer():
 
 
 def test_a_union_of_spans_is_measured_once():
-  union = Union()
+  union = BusyIntervals()
   for i in range(10_000):
     union.add([(float(i), i + 0.5), (i + 0.25, i + 0.75)])
   assert union.measure_s(10_000.0) == pytest.approx(7500.0)

@@ -46,7 +46,7 @@ def test_what_is_merged_is_of_the_last_boundary(cell):
 
 
 def test_a_learner_that_begins_without_a_lead_is_late_once(monkeypatch):
-  monkeypatch.setattr(learner_bootstrap, 'lead_min', lambda config: 0)
+  monkeypatch.setattr(learner_bootstrap, 'min_ahead', lambda config: 0)
   assert not _are_young(*CELLS[0])
 
 
@@ -54,5 +54,5 @@ def test_offers_by_own_steps_without_refresh_are_old(monkeypatch):
   """Offers were made s own steps after the last, whatever t was."""
   monkeypatch.setattr(offers.View, 'moved', lambda self, *_: self)
   monkeypatch.setattr(offers, '_to_refresh', lambda core: None)
-  monkeypatch.setattr(offers, 'lead_max', lambda config: 0)
+  monkeypatch.setattr(offers, 'max_ahead', lambda config: 0)
   assert not _are_young(*CELLS[0][:-1], 480)

@@ -80,7 +80,7 @@ def test_the_page_is_written(name, tmp_path):
 def test_every_round_is_repeated_to_the_bit(tmp_path):
   done = started('replay', f'--workdir={unpack("run", tmp_path)}')
   assert '101 rounds, 361 inner steps of 3 processes' in done.stderr
-  # Its tape does not name the processor, and this may be another.
+  # Its event log does not name the processor, and this may be another.
   assert 'bytes may differ: learner 0: processor: ' in done.stderr
   if done.returncode:
     # Sums of other caches differ late; a codec or a rule of another version

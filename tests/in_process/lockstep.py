@@ -19,7 +19,7 @@ from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner import restore
 from diloco.learner.device import Device
-from diloco.learner.own_progress import OwnProgress
+from diloco.learner.local_delta import LocalDelta
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.models import api
 from diloco.numerics import payload
@@ -117,7 +117,7 @@ class _LockstepLearner:
       learner,
       run_spec.config.seed,
     )
-    self._own = OwnProgress(
+    self._own = LocalDelta(
       lockstep.device,
       run_spec.config.protocol.blend,
       {p: self.host.fragment(p)[1] for p in lockstep.fragments},

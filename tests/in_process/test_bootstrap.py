@@ -43,11 +43,13 @@ class Watched:
     self._note(state, key)
     return self._device.step(params, state, batch, lr, key)
 
-  def step_beside(self, params, state, batch, lr, key, spare):
+  def step_double_buffered(self, params, state, batch, lr, key, spare):
     """Makes the step after a donation or a checkpoint."""
     self._note(state, key)
     self.held.append(_bits(state))
-    return self._device.step_beside(params, state, batch, lr, key, spare)
+    return self._device.step_double_buffered(
+      params, state, batch, lr, key, spare
+    )
 
   def _note(self, state, key):
     if not self.batches:

@@ -10,7 +10,7 @@ from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner import restore
 from diloco.learner.device import Device
-from diloco.learner.train_state import StateHolder
+from diloco.learner.train_state import DoubleBuffer
 from diloco.numerics import payload
 from diloco.run.spec import make_run_spec
 from experiments import tests_tiny
@@ -25,7 +25,7 @@ def test_steps_leave_the_first_bases_as_they_were(tmp_path):
   device = Device(run_spec)
   records = LearnerRecords(tmp_path, 0, run_spec.fingerprints, 1, say=print)
   restored = restore.restore(run_spec, device, records)
-  holder = StateHolder(device)
+  holder = DoubleBuffer(device)
   params, state = restored.params, restored.inner_state
   batches = pipeline.batches(run_spec.dataset(0), 0, 1)
   for step in range(STEPS):

@@ -12,7 +12,7 @@ from experiments import common
 
 
 def _in_the_lab(**lab) -> collections.Counter[int]:
-  """Counts delays without a lead, as in the run below: s ≤ τ + 1."""
+  """Counts delays without a leader, as in the run below: s ≤ τ + 1."""
   config = common.quicktest(common.base())
   config.model.update(kind='bowl', layers=2)
   config.protocol.update(

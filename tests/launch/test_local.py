@@ -155,7 +155,7 @@ def test_two_shards_take_the_flag_of_how_all_log():
   done = subprocess.run(
     [
       *(sys.executable, '-m', 'diloco.syncer_shard', TINY, '--log_json'),
-      *('--workdir=nowhere', '--shard=9', '--lead=127.0.0.1:1'),
+      *('--workdir=nowhere', '--shard=9', '--leader=127.0.0.1:1'),
     ],
     capture_output=True,
     text=True,

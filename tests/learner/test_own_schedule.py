@@ -5,7 +5,7 @@ import collections
 
 import pytest
 
-from diloco.learner.train_state import StateHolder
+from diloco.learner.train_state import DoubleBuffer
 from diloco.metrics import names
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import learner_name
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.beside
 def test_the_recorded_rate_is_that_of_the_step(tmp_path, monkeypatch):
   """A learner that lost its disk goes on where its reports ended, not anew."""
   taken = collections.defaultdict(list)  # By learner: position and rate.
-  step = StateHolder.step
+  step = DoubleBuffer.step
 
   def recorded_step(holder, params, state, batch, lr, draw):
     taken[draw[0]].append((draw[1], float(lr)))
     return step(holder, params, state, batch, lr, draw)
 
-  monkeypatch.setattr(StateHolder, 'step', recorded_step)
+  monkeypatch.setattr(DoubleBuffer, 'step', recorded_step)
   run = Run(
     tmp_path,
     Faults(),

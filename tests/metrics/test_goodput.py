@@ -136,7 +136,7 @@ def train(work: Work, learner: int, first: int, last: int, process: int = 7):
 
 
 def taped(work: Work, *later: dict) -> Work:
-  """Returns the work as a reader of the tape finds it."""
+  """Returns the work as a reader of the event log finds it."""
   line = {
     'time_s': 1.0,
     'kind': 'Worked',
@@ -218,7 +218,7 @@ def test_a_session_that_is_lost_and_comes_back_costs_nothing():
 
 
 def test_a_syncer_that_begins_anew_changes_no_useful_time():
-  """The syncer goes on from its tape; a learner died meanwhile."""
+  """The syncer goes on from its event log; a learner died meanwhile."""
   undisturbed, work = begun(2), begun(2)
   for each in (undisturbed, work):
     train(each, 0, 1, 4)

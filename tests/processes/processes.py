@@ -165,7 +165,7 @@ class Processes:
       name or shard_name(shard),
       'diloco.syncer_shard',
       f'--shard={shard}',
-      f'--lead={self._address}',
+      f'--leader={self._address}',
     )
 
   def learner(

@@ -159,7 +159,7 @@ def test_the_run_survives_the_death_of_each_process(tmp_path):
 
 
 def begun(processes, learner: int) -> list[dict]:
-  """Returns where each process of a learner began from, by its tape."""
+  """Returns where each process of a learner began from, by its event log."""
   lines = read_jsonl(processes.workdir.learner_tape(learner))
   return [line['source'] for line in lines if line['kind'] == 'Begin']
 

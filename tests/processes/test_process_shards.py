@@ -42,7 +42,7 @@ def survived(tmp_path_factory):
     run.until(
       lambda: _closed(run, 1 - owned) >= closed + 3,
       START_S,
-      'the fragment of the lead goes on',
+      'the fragment of the leader goes on',
     )
     skipped = len(_skipped(run))
     closed = _closed(run, owned)
@@ -53,14 +53,14 @@ def survived(tmp_path_factory):
       'the fragment of the shard goes on',
     )
 
-    # The shard outlives its lead.
+    # The shard outlives its leader.
     syncer.end()
     closed = _closed(run, owned)
     syncer = run.syncer(name='syncer-again')
     run.until(
       lambda: _closed(run, owned) >= closed + 2,
       START_S,
-      'both go on with another lead',
+      'both go on with another leader',
     )
     assert shard.exit_code is None
 
@@ -135,7 +135,7 @@ def test_a_stopped_shard_is_as_good_as_dead(tmp_path):
 def test_a_number_out_of_range_is_refused(tmp_path):
   with Processes(tmp_path, 'syncer.shards=2') as run:
     wrong = run.start(
-      'wrong', 'diloco.syncer_shard', '--shard=2', '--lead=127.0.0.1:1'
+      'wrong', 'diloco.syncer_shard', '--shard=2', '--leader=127.0.0.1:1'
     )
     assert run.exit_code(wrong) == 78
     assert '--shard=2: must be in 1 … 1' in wrong.output
@@ -148,7 +148,7 @@ def test_another_configuration_is_refused(tmp_path):
       'wrong',
       'diloco.syncer_shard',
       '--shard=1',
-      f'--lead={run.address}',
+      f'--leader={run.address}',
       '--config.outer.lr=0.5',
     )
     assert run.exit_code(wrong) == 78

@@ -218,12 +218,12 @@ class SyncerStage:
     yield syncer_events.Merged(round)
 
   def _absent(self, _, fragments):
-    yield syncer_events.Absent(fragments, 'shard 1 is away')
+    yield syncer_events.ShardLost(fragments, 'shard 1 is away')
 
   def _back(self, _, fragments, versions):
     """Yields these versions with the CRCs of a run that lost nothing."""
     run = self.machine.snapshot().versions
-    yield syncer_events.Back(
+    yield syncer_events.ShardReturned(
       tuple(
         syncer_events.Held(p, version, crc_of(p, run[p]))
         for p, version in zip(fragments, versions)
@@ -286,7 +286,7 @@ class LearnerStage:
     bases = tuple(f.base for f in state.fragments)
     return [
       f'own step {state.step}, global step {state.global_step}, '
-      f'θ from versions {bases}, lead {state.lead}'
+      f'θ from versions {bases}, offer_ahead_steps {state.offer_ahead_steps}'
     ]
 
   def _start(self, saved_at: int | None, versions: tuple[int, ...]) -> Start:

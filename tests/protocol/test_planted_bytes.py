@@ -4,7 +4,7 @@
 import pytest
 
 from diloco.protocol.learner import bootstrap as learner_bootstrap
-from diloco.protocol.values import changed
+from diloco.protocol.values import replace_unchecked
 from diloco.simulator import swarm as simulator_swarm
 from diloco.simulator.cluster import Timing
 from diloco.simulator.invariants import Violation
@@ -17,7 +17,7 @@ def _believes_in_its_own_bytes(patch):
 
   def on_welcome(core, welcome):
     crcs = tuple(f.crc for f in core.state.fragments)
-    original(core, changed(welcome, crcs=crcs))
+    original(core, replace_unchecked(welcome, crcs=crcs))
 
   patch.setattr(learner_bootstrap, 'on_welcome', on_welcome)
 

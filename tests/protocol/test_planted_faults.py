@@ -22,7 +22,7 @@ from diloco.protocol.syncer import (
 )
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import state as syncer_state
-from diloco.protocol.values import changed
+from diloco.protocol.values import replace_unchecked
 from diloco.simulator import simulated_syncer
 from diloco.simulator import swarm as simulator_swarm
 from diloco.simulator.invariants import Violation
@@ -118,7 +118,7 @@ def _always_says_that_it_was_away(patch):
 
   def send(self, message):
     if isinstance(message, messages.Ready):
-      message = changed(message, steps_away=self.config.spacing_steps)
+      message = replace_unchecked(message, steps_away=self.config.spacing_steps)
     original(self, message)
 
   patch.setattr(Core, 'send', send)
@@ -151,7 +151,7 @@ def _sets_learners_back(patch):
   def on_welcome(core, welcome):
     held = (fragment.host for fragment in core.state.fragments)
     versions = tuple(map(max, welcome.versions, held))
-    original(core, changed(welcome, versions=versions))
+    original(core, replace_unchecked(welcome, versions=versions))
 
   def on_rebuilt(core, event):
     core.set_fragment(
@@ -172,7 +172,7 @@ def _counts_tokens_twice(patch):
   original = closing._note_merged
 
   def note_merged(state, fragment, share):
-    twice = changed(share, c_tokens=2 * share.c_tokens)
+    twice = replace_unchecked(share, c_tokens=2 * share.c_tokens)
     original(state, fragment, twice)
 
   patch.setattr(closing, '_note_merged', note_merged)
@@ -211,7 +211,7 @@ def _forgets_positions(patch):
     broken = original(state, learner, report)
     if broken:
       return broken
-    account = changed(state.accounts[learner], position=0)
+    account = replace_unchecked(state.accounts[learner], position=0)
     state.accounts[learner] = account
     return None
 
@@ -222,7 +222,7 @@ def _skips_batches(patch):
   original = learner_bootstrap.on_welcome
 
   def on_welcome(core, welcome):
-    original(core, changed(welcome, position=welcome.position + 3))
+    original(core, replace_unchecked(welcome, position=welcome.position + 3))
 
   patch.setattr(learner_bootstrap, 'on_welcome', on_welcome)
 
@@ -264,7 +264,9 @@ def _stays_after_its_time(patch):
 
 def _merges_without_the_shard(patch):
   def skip(state, round_):
-    now = changed(round_, quorum_at_s=round_.due_s, pull_began_s=round_.due_s)
+    now = replace_unchecked(
+      round_, quorum_at_s=round_.due_s, pull_began_s=round_.due_s
+    )
     version = state.versions[round_.fragment] + 1
     state.emit(
       syncer_events.Merge(
@@ -296,10 +298,10 @@ def _believes_what_a_shard_has(patch):
 
   def on_back(state, event):
     held = tuple(
-      changed(x, version=state.versions[x.fragment], same=True)
+      replace_unchecked(x, version=state.versions[x.fragment], same=True)
       for x in event.held
     )
-    original(state, changed(event, held=held))
+    original(state, replace_unchecked(event, held=held))
 
   patch.setattr(recovery, 'on_back', on_back)
 
@@ -310,7 +312,7 @@ def _believes_any_donation(patch):
 
   def emit(self, effect):
     if isinstance(effect, syncer_events.TakeFragment):
-      effect = changed(effect, crc=effect.offered.crc)
+      effect = replace_unchecked(effect, crc=effect.offered.crc)
     original(self, effect)
 
   patch.setattr(State, 'emit', emit)
@@ -358,7 +360,7 @@ def _answers_every_request(patch):
   original = recovery.on_want
 
   def on_want(state, learner, want):
-    return original(state, learner, changed(want, received=1 << 30))
+    return original(state, learner, replace_unchecked(want, received=1 << 30))
 
   patch.setattr(recovery, 'on_want', on_want)
 
@@ -374,7 +376,9 @@ def _says_not_which_is_newest(patch):
   def emit(self, effect):
     match effect:
       case syncer_events.Send(message=messages.Refusal() as refusal):
-        effect = changed(effect, message=changed(refusal, newest=-1))
+        effect = replace_unchecked(
+          effect, message=replace_unchecked(refusal, newest=-1)
+        )
     original(self, effect)
 
   patch.setattr(State, 'emit', emit)

@@ -10,9 +10,9 @@ from diloco.protocol import messages
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.machine import Learner
 from diloco.protocol.learner.offers import (
-  lead_max,
-  lead_min,
-  next_lead,
+  max_ahead,
+  min_ahead,
+  next_ahead,
   next_offer,
   refreshed_round,
 )
@@ -127,7 +127,7 @@ def test_all_zero_weights_become_equal():
   assert normalised({0: 0.0, 1: 0.0}) == {0: 0.5, 1: 0.5}
 
 
-STANDING = {'t': 10.0, 'closed_known': 4, 'last_offered': 4, 'lead': 0}
+STANDING = {'t': 10.0, 'closed_known': 4, 'last_offered': 4, 'ahead_steps': 0}
 
 
 CONFIG = config_of(
@@ -143,13 +143,13 @@ CONFIG = config_of(
     ({'t': 9.0}, None),
     ({'t': 9.2, 'refreshes': True}, None),  # An earlier round's comes first.
     ({'t': 9.5, 'refreshes': True}, 5),
-    ({'t': 8.2, 'lead': 1}, 5),
-    ({'t': 8.0, 'lead': 1}, None),
-    ({'t': 9.0, 'lead': 4}, 5),  # One at a boundary, the oldest first.
+    ({'t': 8.2, 'ahead_steps': 1}, 5),
+    ({'t': 8.0, 'ahead_steps': 1}, None),
+    ({'t': 9.0, 'ahead_steps': 4}, 5),  # One at a boundary, the oldest first.
     ({'last_offered': 5}, None),
     ({'t': 12.0, 'last_offered': 5}, 6),
     ({'t': 99.0, 'last_offered': 7}, None),  # 3 rounds in flight.
-    ({'t': 99.0, 'last_offered': 7, 'lead': 2}, 8),
+    ({'t': 99.0, 'last_offered': 7, 'ahead_steps': 2}, 8),
     ({'t': 99.0, 'closed_known': 8}, 9),
   ],
 )
@@ -170,7 +170,7 @@ def test_a_round_may_be_on_offer_for_the_step_under_way():
 
 
 @pytest.mark.parametrize(
-  'lead,waited_steps,expected',
+  'ahead_steps,waited_steps,expected',
   [
     (0, None, 1),  # Not merged.
     (4, None, 4),  # τ − 1.
@@ -179,8 +179,8 @@ def test_a_round_may_be_on_offer_for_the_step_under_way():
     (0, 9.0, 0),
   ],
 )
-def test_next_lead(lead, waited_steps, expected):
-  assert next_lead(lead, waited_steps, CONFIG) == expected
+def test_next_ahead(ahead_steps, waited_steps, expected):
+  assert next_ahead(ahead_steps, waited_steps, CONFIG) == expected
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_next_lead(lead, waited_steps, expected):
 )
 def test_the_shortest_lead_is_where_a_learner_begins(options, expected):
   config = config_of({'fragments': 4, 'sync_every_steps': 8, **options})
-  assert lead_min(config) == expected
-  assert next_lead(expected, 9.0, config) == expected
-  assert lead_min(config) <= lead_max(config)
+  assert min_ahead(config) == expected
+  assert next_ahead(expected, 9.0, config) == expected
+  assert min_ahead(config) <= max_ahead(config)
 
 
 @pytest.mark.parametrize(
@@ -303,9 +303,10 @@ def test_a_crc_that_was_told_outlives_the_shard():
   assert set(told) == {0, 1}
   stage.say('absent', {'fragments': (1,)})
   assert stage.machine.lost_crcs == told
-  # The lead itself knows no more than what the shard has.
+  # The leader itself knows no more than what the shard has.
   stage.machine.handle(
-    syncer_events.Back((syncer_events.Held(1, version=0, crc=1),)), now=1.0
+    syncer_events.ShardReturned((syncer_events.Held(1, version=0, crc=1),)),
+    now=1.0,
   )
   assert stage.machine.lost_crcs == told
 

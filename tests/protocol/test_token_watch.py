@@ -6,7 +6,7 @@ import pytest
 from diloco.metrics import token_ledger
 from diloco.protocol.learner import updates
 from diloco.protocol.syncer import events as syncer_events
-from diloco.protocol.values import changed
+from diloco.protocol.values import replace_unchecked
 from diloco.simulator import swarm as simulator_swarm
 from diloco.simulator.invariants import Violation
 from diloco.simulator.observer import TokenObserver
@@ -20,7 +20,7 @@ def _forgets_what_it_overwrites(patch):
 
   def apply(core, p, fragment):
     original(core, p, fragment)
-    core.effects[-1] = changed(core.effects[-1], overwritten_tokens=0)
+    core.effects[-1] = replace_unchecked(core.effects[-1], overwritten_tokens=0)
 
   patch.setattr(updates, '_apply', apply)
 
@@ -31,7 +31,7 @@ def _record(patch, shares_of):
 
   def at_syncer(self, syncer, event, effects):
     effects = [
-      changed(effect, shares=shares_of(effect.shares))
+      replace_unchecked(effect, shares=shares_of(effect.shares))
       if isinstance(effect, syncer_events.Publish) and effect.round == 1
       else effect
       for effect in effects

@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping
 
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
-from diloco.run import tape_events
+from diloco.run import event_log
 
-MACHINE = tape_events.Machine('0', 'cpu', 'cpu', 1, 1, 2, 2, '')
+MACHINE = event_log.Machine('0', 'cpu', 'cpu', 1, 1, 2, 2, '')
 
 
 def line(time_s: float, said) -> dict:
-  """A line as the writers of `run/tape_events.py` make it."""
-  fields = {'time_s': time_s, 'kind': tape_events.kind_of(said)}
+  """A line as the writers of `run/event_log.py` make it."""
+  fields = {'time_s': time_s, 'kind': event_log.kind_of(said)}
   return fields | dataclasses.asdict(said)
 
 
 def write(
   folder: pathlib.Path, syncer: list[dict], learners: Mapping[int, list[dict]]
 ) -> Workdir:
-  """Writes the tapes of a run into an empty folder."""
+  """Writes the event logs of a run into an empty folder."""
   workdir = Workdir(folder)
   workdir.tapes.mkdir()
   paths = {workdir.learner_tape(m): lines for m, lines in learners.items()}
@@ -38,7 +38,7 @@ def changed(
   syncer: Callable[[list[dict]], list[dict]] = lambda lines: lines,
   learner: Callable[[list[dict]], list[dict]] = lambda lines: lines,
 ) -> Workdir:
-  """A copy of a run's tapes; `learner` changes that of learner 1."""
+  """A copy of a run's event logs; `learner` changes that of learner 1."""
   copied = write(folder, syncer(read_jsonl(workdir.tape)), {})
   for path in workdir.tapes.iterdir():
     shutil.copy(path, copied.tapes)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run done again from its tapes has the same bytes; from other tapes, not."""
+"""A run done again from its event logs has the same bytes; from other event
+logs, not.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from diloco.replay.replay import (
   Replayed,
   make_plan,
 )
-from diloco.run.tape_events import read_tapes
+from diloco.run.event_log import read_tapes
 from tests.in_process.in_process import Run
 from tests.replay.taped import changed
 from tests.transport.faulty import Faults
@@ -123,7 +125,7 @@ def test_a_missing_snapshot_is_named(synchronous, tmp_path):
 
 
 def _cut(run: Run, folder, step: int, source) -> Workdir:
-  """Returns the same tapes, but learner 1's process ends after `step`.
+  """Returns the same event logs, but learner 1's process ends after `step`.
 
   Another goes on from `source`, whose own steps count from 0 again.
 
@@ -254,12 +256,13 @@ def _source(kind, learner, process, step, versions=(), crcs=()) -> dict:
 def _restarted(
   lines, round_: int, unwritten: bool = False, behind: int = 0
 ) -> list[dict]:
-  """Returns tape lines of a syncer that dies after `round_`, and of the next.
+  """Returns event log lines of a syncer that dies after `round_`, and of the
+  next.
 
   Args:
     lines: of a run with one fragment.
     round_: the last that the ledger has.
-    unwritten: the tape does not have it yet; else the next was merged.
+    unwritten: the event log does not have it yet; else the next was merged.
     behind: the outer state is of so many versions before.
   """
   crcs = [*lines[0]['crcs']]  # By version.
@@ -288,7 +291,7 @@ def _restarted(
 
 @pytest.mark.parametrize('unwritten', [False, True])
 def test_a_syncer_that_goes_on(synchronous, tmp_path, unwritten):
-  """A merge counts if its round closed, whether it is on tape or not."""
+  """A merge counts if its round closed, whether it is on event log or not."""
   copied = changed(
     synchronous.workdir,
     tmp_path,

@@ -14,8 +14,8 @@ from diloco.metrics.workdir import Workdir
 from diloco.protocol.incarnation import incarnation_of
 from diloco.protocol.syncer import events as syncer_events
 from diloco.replay import timeline
-from diloco.run import tape_events
-from diloco.run.tape_events import read_tapes
+from diloco.run import event_log
+from diloco.run.event_log import read_tapes
 from tests.replay import taped
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def _round(time_s, number, version, shares, reason, closes=True):
   )
   lines = [taped.line(time_s, merge)]
   if closes:
-    publish = tape_events.Publish(
+    publish = event_log.Publish(
       number, fragment, version, 4 * number, shares, ((0, 1),), (4,), 0.2, 77
     )
     lines.append(taped.line(time_s + 0.2, publish))
@@ -62,7 +62,7 @@ def _greet(time_s, learner, process, step, position):
 def _started(time_s, closed_round, versions):
   return taped.line(
     time_s,
-    tape_events.Started(closed_round, versions, (1, 2), versions, (1, 2)),
+    event_log.Started(closed_round, versions, (1, 2), versions, (1, 2)),
   )
 
 
@@ -92,27 +92,29 @@ def workdir(tmp_path) -> Workdir:
   learners = {
     0: [
       taped.line(
-        101.2, tape_events.Begin(OTHER, 0, 0, tape_events.SEED, taped.MACHINE)
+        101.2, event_log.BeginLogged(OTHER, 0, 0, event_log.SEED, taped.MACHINE)
       ),
       taped.line(
-        102.9, tape_events.Snapshot(1, 0, 0, 4, process=OTHER, handle=7)
+        102.9, event_log.SnapshotLogged(1, 0, 0, 4, process=OTHER, handle=7)
       ),
-      taped.line(103.4, tape_events.Apply(OTHER, 5, 0, 1, 77, False, 7, 9, 0)),
-      taped.line(111.9, tape_events.Cease(OTHER, 12)),
-      taped.line(112.1, tape_events.Leave(OTHER, 12, 'run is over')),
+      taped.line(
+        103.4, event_log.ApplyLogged(OTHER, 5, 0, 1, 77, False, 7, 9, 0)
+      ),
+      taped.line(111.9, event_log.CeaseLogged(OTHER, 12)),
+      taped.line(112.1, event_log.LeaveLogged(OTHER, 12, 'run is over')),
     ],
     1: [
       taped.line(
         110.2,
-        tape_events.Begin(
+        event_log.BeginLogged(
           AGAIN,
           0,
           5,
-          tape_events.Source('peer', 0, OTHER, 7, (1, 0), (77, 2)),
+          event_log.Source('peer', 0, OTHER, 7, (1, 0), (77, 2)),
           taped.MACHINE,
         ),
       ),
-      taped.line(110.3, tape_events.Progress(AGAIN, 0, 9)),
+      taped.line(110.3, event_log.Progress(AGAIN, 0, 9)),
     ],
   }
   return taped.write(tmp_path, syncer, learners)
@@ -171,8 +173,8 @@ def test_a_malformed_line_is_named(workdir, change, message):
 
 def test_a_changed_digit_of_a_tape_is_noticed(tmp_path):
   path = tmp_path / 'tape.jsonl'
-  lines = tape_events.SealedLines(path)
-  lines.append(tape_events.Cease(FIRST, step=1234))
+  lines = event_log.SealedLines(path)
+  lines.append(event_log.CeaseLogged(FIRST, step=1234))
   lines.close()
   [said] = read_jsonl(path)
   assert said['step'] == 1234
@@ -207,4 +209,4 @@ def test_the_main_says_what_is_wrong(tmp_path):
     check=False,
   )
   assert done.returncode == 78
-  assert done.stderr == f'error: no event tape at {tmp_path}/tape.jsonl\n'
+  assert done.stderr == f'error: no event log at {tmp_path}/tape.jsonl\n'

@@ -310,7 +310,7 @@ TABLE = {
     'diloco.pages.figures',  # For loss.png, the first chart of a run's page.
     'diloco.pages.text_tables',
     'diloco.protocol',
-    'diloco.run.exposure',
+    'diloco.run.bind_policy',
     'diloco.sizing.memory',
     'diloco.sweeps',
     'diloco.transport.planes',

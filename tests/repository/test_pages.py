@@ -35,7 +35,7 @@ def _anchors(path: pathlib.Path) -> set[str]:
 
 
 def _broken(name: str, text: str) -> list[str]:
-  """Relative links of a page that lead nowhere."""
+  """Relative links of a page that leader nowhere."""
   broken = []
   for link in LINK.findall(text):
     if re.match(r'\w+:', link):

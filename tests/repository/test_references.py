@@ -132,8 +132,6 @@ def test_a_dead_name_would_be_found():
   known = Names()
   known.add('diloco/a/store.py', {'Store', 'restore'})
   known.add('diloco/a/other.py', {'Other'})
-  assert list(_dead('# See `store.Other` of it.', known)) == [
-    'store.Other'
-  ]
+  assert list(_dead('# See `store.Other` of it.', known)) == ['store.Other']
   assert list(_dead('# In diloco/gone.py.', known)) == ['diloco/gone.py']
   assert not list(_dead('# See `store.restore()` of `other.Other`.', known))

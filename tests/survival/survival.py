@@ -23,14 +23,14 @@ class Survived:
   Attributes:
     processes: all of them; what they wrote is complete.
     steps: of learner 1, when it was killed alone.
-    started: lines of the syncer's tape before each of its later starts.
-    notice: lines of the syncer's tape when learner 1 got its SIGTERM.
+    started: lines of the syncer's event log before each of its later starts.
+    notice: lines of the syncer's event log when learner 1 got its SIGTERM.
     stopped_step: that learner 1 had written by then.
     took_s: from that to its exit.
     codes: exit codes, by what was ended.
     replay: of all that, done.
     diverged_code: exit code of the learner whose moments were spoilt.
-    asked: lines of the syncer's tape before a donor was asked that died.
+    asked: lines of the syncer's event log before a donor was asked that died.
   """
 
   processes: Processes
@@ -49,7 +49,7 @@ class Survived:
     return read_jsonl(self.processes.workdir.tape)
 
   def after(self, phase: str) -> list[dict]:
-    """The syncer's tape from a phase's start to the next one's."""
+    """The syncer's event log from a phase's start to the next one's."""
     bounds = [*self.started.values(), len(self.tape)]
     begin = self.started[phase]
     return self.tape[begin : min(b for b in bounds if b > begin)]
@@ -64,7 +64,7 @@ class Survived:
     return next(each.output for each in running if each.name == name)
 
   def crcs_at(self, started: dict) -> list[int]:
-    """Returns the started versions, as the tape had them when they closed."""
+    """Returns the started versions, as the log had them at their closes."""
     crcs = {
       (line['fragment'], line['version']): line['crc']
       for line in self.tape

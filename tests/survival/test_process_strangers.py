@@ -13,7 +13,7 @@ import pytest
 
 from diloco.config.hardware import GROUP_SECRET
 from diloco.learner.hosts import process_group
-from diloco.run import exposure
+from diloco.run import bind_policy
 from diloco.transport.auth import Access
 from diloco.transport.sockets import free_port
 from tests.learner.groups import Group
@@ -111,9 +111,9 @@ def test_a_stranger_in_host_1_s_place_gets_nothing(tmp_path):
     port = free_port()
     first = processes.host(0, 0, 2, port, 2, SECRET)
     lost = []
-    leading, jax_at = process_group.attend(
+    leading, jax_at = process_group.rendezvous_join(
       ('127.0.0.1', port),
-      exposure.group_secret(Access(), SECRET[GROUP_SECRET], 0),
+      bind_policy.group_secret(Access(), SECRET[GROUP_SECRET], 0),
       1,
       lost.append,
     )

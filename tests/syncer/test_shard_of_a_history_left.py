@@ -20,7 +20,7 @@ RUN, LEFT = 3, 9  # Versions: of the run, and of what the shard remembers.
 
 
 class Told:
-  """The lead's end of a shard's stream, up to where gRPC would have it."""
+  """The leader's end of a shard's stream, up to where gRPC would have it."""
 
   def __init__(self):
     self.said = queue.SimpleQueue()
@@ -34,7 +34,7 @@ class Told:
 
 
 @pytest.fixture
-def lead_and_other():
+def leader_and_other():
   config = tests_tiny.get_config()
   config.syncer.shards = 2
   run_spec = make_run_spec(run_config.build(config))
@@ -51,8 +51,8 @@ def lead_and_other():
   return ShardCoordinator(run_spec, lead, versions, crcs, say=print), other
 
 
-def test_its_later_versions_are_other_bytes_than_the_runs(lead_and_other):
-  shards, other = lead_and_other
+def test_its_later_versions_are_other_bytes_than_the_runs(leader_and_other):
+  shards, other = leader_and_other
   before = list(shards.run)
   back = shards.join(Told(), other.hello(process=1), believed=False)
   assert back.held == tuple(
@@ -62,16 +62,16 @@ def test_its_later_versions_are_other_bytes_than_the_runs(lead_and_other):
   assert shards.run == before
 
 
-def test_before_the_first_merge_they_are_the_runs(lead_and_other):
-  shards, other = lead_and_other
+def test_before_the_first_merge_they_are_the_runs(leader_and_other):
+  shards, other = leader_and_other
   back = shards.join(Told(), other.hello(process=1), believed=True)
   assert [x.version for x in back.held] == [LEFT] * len(other.model.owned)
   assert all(x.same for x in back.held)
   assert all(shards.run[p][0] == LEFT for p in other.model.owned)
 
 
-def test_it_goes_on_under_the_number_of_the_run(lead_and_other):
-  shards, other = lead_and_other
+def test_it_goes_on_under_the_number_of_the_run(leader_and_other):
+  shards, other = leader_and_other
   told = Told()
   shards.join(told, other.hello(process=1), believed=False)
   for p in other.model.owned:

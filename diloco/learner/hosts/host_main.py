@@ -39,11 +39,11 @@ from diloco.monitoring.monitor import Monitor
 from diloco.protocol import host_messages, messages
 from diloco.protocol.incarnation import incarnation_of
 from diloco.protocol.learner import events as learner_events
+from diloco.run.bind_policy import check_group, given_access, group_secret
 from diloco.run.environment import describe
-from diloco.run.exposure import check_group, given_access, group_secret
+from diloco.run.event_log import LearnerEventLog
 from diloco.run.spec import RunSpec, make_run_spec
 from diloco.run.step_profiler import StepProfiler
-from diloco.run.tape_events import LearnerEventLog
 from diloco.transport import sockets
 from diloco.transport.auth import Access
 from diloco.transport.control_client import NotAdmitted

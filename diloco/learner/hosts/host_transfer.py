@@ -109,7 +109,7 @@ class HostTransfer:
     theta: Mapping[str, jax.Array],
     reference: Mapping[str, np.ndarray | jax.Array],
   ) -> Shares:
-    """Returns the bytes of v = reference − θ; see `OwnProgress.reference`."""
+    """Returns the bytes of v = reference − θ; see `LocalDelta.reference`."""
     offered = self._slices.offered[fragment]
     own = take_boxes(offered, theta)
     if isinstance(next(iter(reference.values()), None), jax.Array):

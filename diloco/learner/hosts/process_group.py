@@ -117,7 +117,7 @@ class ProcessGroup:
     if self.host == 0:
       peers, jax_at = self._convene(lost)
     else:
-      peers, jax_at = attend(
+      peers, jax_at = rendezvous_join(
         sockets.split(self.coordinator), self.secret, self.host, lost
       )
     # It would take SIGTERM for itself, and the learner would not see it.
@@ -157,7 +157,7 @@ class ProcessGroup:
     return peers, jax_at
 
 
-def attend(
+def rendezvous_join(
   at: tuple[str, int], secret: bytes, host: int, on_lost: OnLost
 ) -> tuple[HostConnection, str]:
   """Connects another host to host 0; returns the connection, and JAX's address.

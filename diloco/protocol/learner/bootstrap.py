@@ -12,14 +12,14 @@ import dataclasses
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import updates
-from diloco.protocol.learner.offers import lead_min
+from diloco.protocol.learner.offers import min_ahead
 from diloco.protocol.learner.state import (
   Core,
   Fragment,
   LearnerState,
   View,
 )
-from diloco.protocol.values import Value, changed
+from diloco.protocol.values import Value, replace_unchecked
 
 # Versions of a fragment that have been announced since the welcome, when a
 # newcomer that does not hold the newest of each is taken for slow.
@@ -125,7 +125,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     away = min(
       state.completed_step - state.reported_step, core.config.spacing_steps
     )
-  view = changed(
+  view = replace_unchecked(
     state.view, step=welcome.step + away, own_step=state.completed_step
   )
   core.set(
@@ -133,7 +133,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     give_up_at_s=None,
     closed_known=closed,
     last_offered=closed,  # Earlier offers are gone.
-    lead=lead_min(core.config),
+    offer_ahead_steps=min_ahead(core.config),
     view=view,
     reported=False,
   )

@@ -12,7 +12,7 @@ made; otherwise it would train for ever.
 from diloco.protocol import messages, timeouts
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.state import Core, LastOffer
-from diloco.protocol.values import changed
+from diloco.protocol.values import replace_unchecked
 
 
 def on_stop(core: Core, event: learner_events.Stop):
@@ -99,7 +99,8 @@ def _open(core: Core) -> list[LastOffer]:
 def _set(core: Core, last: LastOffer, **fields):
   core.set(
     last_offers=tuple(
-      changed(x, **fields) if x is last else x for x in core.state.last_offers
+      replace_unchecked(x, **fields) if x is last else x
+      for x in core.state.last_offers
     )
   )
 

@@ -14,7 +14,7 @@ from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import leaving, offers, updates
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import Core, LearnerState
-from diloco.protocol.values import changed
+from diloco.protocol.values import replace_unchecked
 
 
 class Learner:
@@ -249,7 +249,7 @@ class Learner:
         stall_s=event.stall_s,
         loss=event.loss,
         fetched=tuple(
-          changed(each, held_s=self._core.state.now - since_s)
+          replace_unchecked(each, held_s=self._core.state.now - since_s)
           for each, since_s in self._core.state.fetched
         ),
         made_s=made_s,

@@ -29,10 +29,10 @@ def next_offer(
   t: float,
   closed_known: int,
   last_offered: int,
-  lead: int,
+  ahead_steps: int,
   refreshes: bool = False,
 ) -> int | None:
-  """Returns round r at the first boundary at which t reaches r·s − lead.
+  """Returns round r at the first boundary at which t reaches r·s − ahead_steps.
 
   At the in-flight limit the learner does not wait: it keeps training, and
   refreshes what it has on offer.
@@ -41,13 +41,13 @@ def next_offer(
     t: as estimated by the learner.
     closed_known: the newest round that it knows to be closed.
     last_offered: the newest round that it made a first offer for.
-    lead: in steps of t.
+    ahead_steps: in steps of t.
     refreshes: True if an earlier round can use a newer copy now.
   """
   round_ = max(closed_known, last_offered) + 1
-  if round_ > closed_known + open_max(lead, config):
+  if round_ > closed_known + open_max(ahead_steps, config):
     return None
-  at = round_ * config.spacing_steps - lead
+  at = round_ * config.spacing_steps - ahead_steps
   rare = config.spacing_steps > 1 and not refreshes
   early = NEARLY_A_STEP if rare else HALF_STEP
   return round_ if t >= at - early else None
@@ -72,42 +72,43 @@ def refreshed_round(
   return next(still_open, next(iter(rounds), None))
 
 
-def open_max(lead: int, config: ProtocolConfig) -> int:
+def open_max(ahead_steps: int, config: ProtocolConfig) -> int:
   """Returns how many rounds beyond the last closed one may be on offer.
 
   These are the rounds that become due in the τ steps of an exchange, in the
-  steps of the lead, and in the current step, after which the copy is made;
+  steps of `ahead_steps`, and in the current step, after which the copy is made;
   never two of one fragment.
   """
   under_way = 1 if config.overlap_steps > 0 else 0
-  steps = config.overlap_steps + lead + under_way
+  steps = config.overlap_steps + ahead_steps + under_way
   return min(max(1, -(-steps // config.spacing_steps)), config.fragments)
 
 
-def lead_min(config: ProtocolConfig) -> int:
-  """Returns the lead that a learner begins with and keeps at least, in steps.
+def min_ahead(config: ProtocolConfig) -> int:
+  """Returns how many steps ahead a learner begins to offer, and offers at
+  least.
 
   A view of t counts whole steps: a learner that is most of a step behind sees
   the same t as the others, and its first offer misses a short grace window. A
-  lead of one step makes the window, and the refreshed copy costs an encoding.
+  step ahead makes the window, and the refreshed copy costs an encoding.
   Where the round before may still be open then (rounds close within about τ
-  steps), the early first offer would take the place of its refresh: no lead.
+  steps), the early first offer would take the place of its refresh: none.
   """
   sparse = config.spacing_steps > config.overlap_steps + 1
   return 1 if config.overlap_steps > 0 and sparse else 0
 
 
-def lead_max(config: ProtocolConfig) -> int:
-  """Returns the longest lead, in steps."""
+def max_ahead(config: ProtocolConfig) -> int:
+  """Returns how many steps ahead a learner offers at most."""
   if config.overlap_steps == 0:
     return 0  # It would wait for a round that is not due.
   return max(config.spacing_steps - 1, config.overlap_steps - 1, 1)
 
 
-def next_lead(
-  lead: int, waited_steps: float | None, config: ProtocolConfig
+def next_ahead(
+  ahead_steps: int, waited_steps: float | None, config: ProtocolConfig
 ) -> int:
-  """Returns the lead after a round has closed.
+  """Returns how far ahead to offer after a round has closed.
 
   If the round closed without the learner, it must offer a step earlier. If the
   learner was merged long after its first offer for the round, it may start
@@ -115,14 +116,18 @@ def next_lead(
   refreshed costs an encoding each time.
 
   Args:
-    lead: the lead before, in steps.
+    ahead_steps: how far it was before.
     waited_steps: own inner steps since the first offer for the round; None if
       the learner is not among the participants.
   """
   if waited_steps is None:
-    return min(lead + 1, lead_max(config))
+    return min(ahead_steps + 1, max_ahead(config))
   early = EARLY_STEPS + min(REFRESHED_STEPS, config.spacing_steps - 1)
-  return max(lead - 1, lead_min(config)) if waited_steps > early else lead
+  return (
+    max(ahead_steps - 1, min_ahead(config))
+    if waited_steps > early
+    else ahead_steps
+  )
 
 
 # Copies that become offers: due, refreshed, asked for again, last -------------
@@ -150,7 +155,7 @@ def _offer_next(core: Core) -> bool:
     state.view.at(state.step),
     state.closed_known,
     state.last_offered,
-    state.lead,
+    state.offer_ahead_steps,
     refreshes=_to_refresh(core) is not None,
   )
   if round_ is None or not _snapshot(core, round_):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
-from diloco.protocol.values import Ema, Value, changed
+from diloco.protocol.values import Ema, Value, replace_unchecked
 
 HALF_STEP = 0.5  # Rounds a fractional view of t to the nearest step.
 RATE_WEIGHT = 0.2  # Weight of the newest update in the averages of `View`.
@@ -46,19 +46,19 @@ class View(Value):
   def closed(self, late_steps: int) -> 'View':
     """Returns the view after a round closed `late_steps` after it was due."""
     more = RATE_WEIGHT * (max(late_steps, 0) - self.late_steps)
-    return changed(self, late_steps=self.late_steps + more)
+    return replace_unchecked(self, late_steps=self.late_steps + more)
 
   def moved(self, step: int, own_step: int) -> 'View':
     """Returns the view after an update: t was `step` at `own_step`."""
     t_steps, own_steps = step - self.step, own_step - self.own_step
-    at = changed(self, step=step, own_step=own_step)
+    at = replace_unchecked(self, step=step, own_step=own_step)
     if t_steps <= 0 or own_steps < 0:
       return at
     if self.t_steps == 0.0:  # The first sample.
       if own_steps == 0:
         return at
-      return changed(at, t_steps=t_steps, own_steps=own_steps)
-    return changed(
+      return replace_unchecked(at, t_steps=t_steps, own_steps=own_steps)
+    return replace_unchecked(
       at,
       t_steps=self.t_steps + RATE_WEIGHT * (t_steps - self.t_steps),
       own_steps=self.own_steps + RATE_WEIGHT * (own_steps - self.own_steps),
@@ -97,14 +97,14 @@ class LinkLoad(Value):
   def announced(self, now_s: float) -> 'LinkLoad':
     """Notes an update that the syncer has announced."""
     if self.announced_s is None:
-      return changed(self, announced_s=now_s)
+      return replace_unchecked(self, announced_s=now_s)
     every_s = self.every_s.add(now_s - self.announced_s)
-    return changed(self, announced_s=now_s, every_s=every_s)
+    return replace_unchecked(self, announced_s=now_s, every_s=every_s)
 
   def fetched(self, now_s: float, updates: int) -> 'LinkLoad':
     """Notes that so many updates were fetched at one go."""
     fetch_s = self.fetch_s.add((now_s - self.began_s) / updates)
-    return changed(self, fetch_s=fetch_s)
+    return replace_unchecked(self, fetch_s=fetch_s)
 
   @property
   def ratio(self) -> float:
@@ -260,7 +260,7 @@ class LearnerState(Value):
   closed_known: int = 0
   last_offered: int = 0
   handles: int = 0  # Given to offers so far.
-  lead: int = 0  # In steps of t.
+  offer_ahead_steps: int = 0  # In steps of t.
   again_rounds: tuple[int, ...] = ()  # To be offered again, ascending.
   view: View = dataclasses.field(default=View())  # Of t.
   asking: tuple[int, ...] = ()  # Fragments with an `ask_at_s`, ascending.
@@ -310,11 +310,11 @@ class Core:
     self.effects: list[learner_events.Effect] = []
 
   def set(self, **fields):
-    self.state = changed(self.state, **fields)
+    self.state = replace_unchecked(self.state, **fields)
 
   def set_fragment(self, p: int, **fields):
     fragments = list(self.state.fragments)
-    fragments[p] = changed(fragments[p], **fields)
+    fragments[p] = replace_unchecked(fragments[p], **fields)
     self.set(fragments=tuple(fragments))
     if 'full' in fields or 'updates' in fields:
       waiting = (q for q, f in enumerate(fragments) if f.full or f.updates)

@@ -11,9 +11,9 @@ from diloco.protocol import messages
 from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import leaving
-from diloco.protocol.learner.offers import next_lead
+from diloco.protocol.learner.offers import next_ahead
 from diloco.protocol.learner.state import Core, Fragment
-from diloco.protocol.values import changed
+from diloco.protocol.values import replace_unchecked
 
 RETRY_S = 0.5  # Between two requests for the same fragment.
 # Versions announced after a full fragment that still waits to be fetched; with
@@ -142,7 +142,7 @@ def _begin_fetch(core: Core, p: int):
     return
   core.set(
     under_way=(p, version, len(updates)),
-    link=changed(core.state.link, began_s=core.state.now),
+    link=replace_unchecked(core.state.link, began_s=core.state.now),
   )
   core.effects.append(effect)
 
@@ -176,9 +176,10 @@ def on_closed(core: Core, message: messages.Update | messages.Skipped):
 
 
 def _note_own(core: Core, update: messages.Update):
-  """Notes which of its own offers was merged, if any, and adapts the lead.
+  """Notes which of its own offers was merged, if any, and adapts how far ahead
+  it offers.
 
-  The lead changes after a round that it offered for, or was about to.
+  That changes after a round that it offered for, or was about to.
   """
   p, i = update.fragment, update.index_of(core.learner)
   fragment = core.state.fragments[p]
@@ -187,7 +188,11 @@ def _note_own(core: Core, update: messages.Update):
     stale_max = core.config.max_staleness_versions
     offers = fragment.can_be_offered(core.state.step, stale_max)
     if core.state.began and offers:
-      core.set(lead=next_lead(core.state.lead, None, core.config))
+      core.set(
+        offer_ahead_steps=next_ahead(
+          core.state.offer_ahead_steps, None, core.config
+        )
+      )
     return
   made = fragment.found(update.incarnations[i], update.handles[i])
   core.set_fragment(p, merged_version=update.version)
@@ -203,7 +208,11 @@ def _note_own(core: Core, update: messages.Update):
     waited = None  # It was made for an earlier round, which closed without it.
     if begun and made.step >= fragment.first_step:
       waited = update.ages_steps[i] + made.step - fragment.first_step
-  core.set(lead=next_lead(core.state.lead, waited, core.config))
+  core.set(
+    offer_ahead_steps=next_ahead(
+      core.state.offer_ahead_steps, waited, core.config
+    )
+  )
 
 
 def _expect(core: Core, message: messages.Update | messages.FullFragment):

@@ -35,7 +35,7 @@ def _seek(state: SyncerState, learner: int):
   state.change(learner, donor=None, tried=tried, seeks_since_s=state.now)
 
 
-def introduce(state: SyncerState):
+def assign_donors(state: SyncerState):
   """Gives each waiting newcomer a free donor, in order of arrival.
 
   A donor serves one newcomer at a time: two copies of a state at once could

@@ -17,7 +17,7 @@ from diloco.protocol.syncer import (
 )
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.state import Round, Stage, SyncerState
-from diloco.protocol.values import changed
+from diloco.protocol.values import replace_unchecked
 
 
 def advance_rounds(state: SyncerState):
@@ -261,7 +261,7 @@ def _note_merged(state: SyncerState, fragment: int, share: syncer_events.Share):
   learner, session = share.learner, (share.learner, share.incarnation)
   account = state.accounts[learner]
   merged_offer = share.incarnation, share.handle
-  state.accounts[learner] = changed(
+  state.accounts[learner] = replace_unchecked(
     account,
     merged_bases={**account.merged_bases, fragment: share.base_version},
     merged_offers={**account.merged_offers, fragment: merged_offer},

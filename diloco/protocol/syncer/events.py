@@ -75,7 +75,7 @@ class Merged(Event):
   round: int
 
 
-class Absent(Event):
+class ShardLost(Event):
   """A shard is gone, with all work in progress on these fragments."""
 
   fragments: tuple[int, ...]
@@ -91,7 +91,7 @@ class Held(Value):
   same: bool = True  # False: the bytes differ from the run's at that version.
 
 
-class Back(Event):
+class ShardReturned(Event):
   """Shards are here (again)."""
 
   held: tuple[Held, ...]

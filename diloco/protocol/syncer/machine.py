@@ -22,8 +22,8 @@ from diloco.protocol.syncer import (
 )
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.state import (
-  Away,
   Ledger,
+  ShardUnavailable,
   SyncerSnapshot,
   SyncerState,
 )
@@ -46,7 +46,7 @@ class Syncer:
     away: Collection[int] = (),
   ):
     self._state = SyncerState(config, run, fingerprints)
-    self._state.away = {p: Away() for p in sorted(away)}
+    self._state.away = {p: ShardUnavailable() for p in sorted(away)}
     self._state.awaits_shards = bool(away)
 
   def handle(
@@ -80,9 +80,9 @@ class Syncer:
         recovery.on_taken(state, event)
       case syncer_events.FragmentFailed():
         recovery.on_failed(state, event)
-      case syncer_events.Absent():
+      case syncer_events.ShardLost():
         recovery.on_absent(state, event)
-      case syncer_events.Back():
+      case syncer_events.ShardReturned():
         sessions.on_back(state, event)
       case syncer_events.Tick():
         pass
@@ -90,7 +90,7 @@ class Syncer:
         raise TypeError(f'Not a syncer event: {event!r}.')
     sessions.give_up_silent(state)
     pulls.give_up_stragglers(state)
-    syncer_bootstrap.introduce(state)
+    syncer_bootstrap.assign_donors(state)
     recovery.ask(state)
     if not recovery.hold_up_all(state):
       closing.advance_rounds(state)

@@ -74,7 +74,9 @@ def on_pull_failed(state: SyncerState, event: syncer_events.PullFailed):
     note(state, event.learner, admitted.nbytes, waited_s)
     offers.leave_out(state, round_, event.learner)
     offers.use_up(state, event.learner, admitted)
-    if event.unusable and sessions.strike(state, event.learner, event.reason):
+    if event.unusable and sessions.record_violation(
+      state, event.learner, event.reason
+    ):
       return  # Its session is over.
     _ask_again(state, round_.number, event.learner, event.reason, waited_s)
 
@@ -299,7 +301,7 @@ def refuse_outliers(state: SyncerState, round_: Round):
   for learner, reason in refused.items():
     offers.drop_pull(state, round_, learner)
     state.record('outlier', learner, f'round {round_.number}: {reason}')
-    if not sessions.strike(state, learner, reason):
+    if not sessions.record_violation(state, learner, reason):
       # The quorum may need it, and at τ = 0 the learner may be waiting.
       state.send(learner, messages.OfferAgain(round_.number, reason))
   # Judged once: the next time only what has come since.

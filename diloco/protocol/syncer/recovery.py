@@ -22,8 +22,13 @@ from collections.abc import Collection, Mapping
 from diloco.protocol import messages, timeouts
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import offers
-from diloco.protocol.syncer.state import Away, LostFragment, Stage, SyncerState
-from diloco.protocol.values import changed
+from diloco.protocol.syncer.state import (
+  LostFragment,
+  ShardUnavailable,
+  Stage,
+  SyncerState,
+)
+from diloco.protocol.values import replace_unchecked
 
 # Per session and fragment: a link may fail twice, and the version is lost to
 # the run if no other learner has it.
@@ -43,7 +48,7 @@ def begin(
   """
   for p, version in enumerate(state.versions):
     if p in state.away and crcs[p] is None:
-      state.away[p] = changed(state.away[p], adopted=True)
+      state.away[p] = replace_unchecked(state.away[p], adopted=True)
     if p in state.away:
       continue  # Its shard will report that.
     assert held[p] <= version, f'{held=} is newer than the ledger'
@@ -99,7 +104,7 @@ def adopt(
       crc = crc if said == version else None
       if p in state.away:
         wanted_by = state.away[p].wanted_by
-        state.away[p] = Away(wanted_by, adopted=True, crc=crc)
+        state.away[p] = ShardUnavailable(wanted_by, adopted=True, crc=crc)
         continue
       state.lost[p] = LostFragment(version, crc, held)
   # A process that dies before Θ is whole must not fall back behind this.
@@ -134,7 +139,7 @@ def ask(state: SyncerState):
     free = [session for session in holders if session not in busy]
     if free:
       busy.add(free[0])
-      state.lost[p] = changed(lost, asked=free[0])
+      state.lost[p] = replace_unchecked(lost, asked=free[0])
       _request(state, free[0][0], p, version)
     elif over and not holders:
       _go_on_with_less(state, p, f'{lost.held}', None)
@@ -165,7 +170,11 @@ def _question(state: SyncerState, p: int, lost: LostFragment) -> LostFragment:
   ]
   for learner, _ in new:
     state.send(learner, messages.AskFragment(p))
-  return changed(lost, questioned=(*lost.questioned, *new)) if new else lost
+  return (
+    replace_unchecked(lost, questioned=(*lost.questioned, *new))
+    if new
+    else lost
+  )
 
 
 def _all_are_here(state: SyncerState) -> bool:
@@ -241,7 +250,7 @@ def on_fragment_offered(
     member = state.members[learner]
   as_said = offered.version == member.versions[p] > lost.held
   exact = offered.version == lost.version and lost.crc is not None
-  state.lost[p] = changed(lost, offered=offered)
+  state.lost[p] = replace_unchecked(lost, offered=offered)
   if not exact and not as_said:
     reason = f'version {offered.version} of fragment {p} is not what was asked'
     _failed(state, p, session, reason)
@@ -264,7 +273,7 @@ def on_fragment_held(
   if lost is not None and session in lost.questioned:
     _note_held(state, learner, p, held.version, held.crc)
     answered = tuple(dict.fromkeys((*lost.answered, session)))
-    state.lost[p] = changed(lost, answered=answered)
+    state.lost[p] = replace_unchecked(lost, answered=answered)
   return None
 
 
@@ -286,7 +295,7 @@ def on_taken(state: SyncerState, event: syncer_events.FragmentTaken):
   state.retire(event.learner, lost.offered.payload.handle)
   if version < lost.version and _holders(state, p, lost, older=False)[1]:
     # A session with the version itself has joined meanwhile: `ask` turns to it.
-    state.lost[p] = changed(lost, asked=None, offered=None)
+    state.lost[p] = replace_unchecked(lost, asked=None, offered=None)
   elif version < lost.version:
     newest = f'{version} of learner {event.learner}'
     _go_on_with_less(state, p, newest, lost.asked)
@@ -309,7 +318,7 @@ def _failed(state: SyncerState, p: int, session: tuple[int, int], reason: str):
   state.record('pull_failed', session[0], reason)
   state.retire(session[0], lost.offered.payload.handle)
   tried = *lost.tried, session
-  state.lost[p] = changed(lost, asked=None, offered=None, tried=tried)
+  state.lost[p] = replace_unchecked(lost, asked=None, offered=None, tried=tried)
 
 
 def on_end_of_session(state: SyncerState, session: tuple[int, int]):
@@ -326,7 +335,7 @@ def on_end_of_session(state: SyncerState, session: tuple[int, int]):
       for each in lost.questioned
       if state.is_current(*each) and state.members[each[0]].ready
     }
-    state.lost[p] = changed(
+    state.lost[p] = replace_unchecked(
       lost,
       asked=None if gone else lost.asked,
       offered=None if gone else lost.offered,
@@ -337,7 +346,7 @@ def on_end_of_session(state: SyncerState, session: tuple[int, int]):
     )
   for p, away in state.away.items():
     wanted_by = tuple(m for m in away.wanted_by if m != session[0])
-    state.away[p] = changed(away, wanted_by=wanted_by)
+    state.away[p] = replace_unchecked(away, wanted_by=wanted_by)
 
 
 def _found(
@@ -407,7 +416,7 @@ def on_want(
     return None
   missing = state.away if p in state.away else state.lost
   wanted_by = tuple(sorted({*missing[p].wanted_by, learner}))
-  missing[p] = changed(missing[p], wanted_by=wanted_by)
+  missing[p] = replace_unchecked(missing[p], wanted_by=wanted_by)
   if not _others_wait(state):
     _say_postponed(state, learner, p)
   return None
@@ -421,13 +430,13 @@ def _say_postponed(state: SyncerState, learner: int, p: int):
 # Fragments whose shard is away ------------------------------------------------
 
 
-def on_absent(state: SyncerState, event: syncer_events.Absent):
+def on_absent(state: SyncerState, event: syncer_events.ShardLost):
   """Abandons everything that was in progress with these fragments."""
   for p in event.fragments:
-    away, lost = Away(), state.lost.pop(p, None)
+    away, lost = ShardUnavailable(), state.lost.pop(p, None)
     if lost is not None:
       # Learners may have told its CRC: the shard that comes back knows another.
-      away = Away(lost.wanted_by, adopted=True, crc=lost.crc)
+      away = ShardUnavailable(lost.wanted_by, adopted=True, crc=lost.crc)
       if lost.offered is not None:
         state.retire(lost.asked[0], lost.offered.payload.handle)
     state.away.setdefault(p, away)
@@ -464,12 +473,12 @@ def _give_up(state: SyncerState, number: int, reason: str):
     state.send(learner, messages.OfferAgain(number, reason))
 
 
-def on_back(state: SyncerState, event: syncer_events.Back):
+def on_back(state: SyncerState, event: syncer_events.ShardReturned):
   """The bytes of these fragments are here again, possibly at old versions."""
   alone = not _others_wait(state)
   for held in event.held:
     p, version = held.fragment, state.versions[held.fragment]
-    away = state.away.pop(p, Away())
+    away = state.away.pop(p, ShardUnavailable())
     if held.version == version and held.same:
       state.record('back', -1, f'fragment {p} at version {version}')
       serve(state, p, away.wanted_by)
@@ -498,14 +507,14 @@ def is_away(state: SyncerState, fragment: int) -> bool:
 def hold_up_all(state: SyncerState) -> bool:
   """Returns True while no round may proceed, whatever its fragment.
 
-  A new lead process waits for its shards, or a restarted syncer for donations:
-  Θ is not whole.
+  A new leader process waits for its shards, or a restarted syncer for
+  donations: Θ is not whole.
   """
   return holds_up(state) or _others_wait(state)
 
 
 def holds_up(state: SyncerState) -> bool:
-  """Returns True while a new lead process waits for its shards.
+  """Returns True while a new leader process waits for its shards.
 
   Before the first round has closed it waits without limit: starting without all
   shards would be another run. Later it waits for a bounded time and then goes

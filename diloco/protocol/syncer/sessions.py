@@ -17,7 +17,7 @@ from diloco.protocol.syncer.state import (
   Stage,
   SyncerState,
 )
-from diloco.protocol.values import Ema, changed
+from diloco.protocol.values import Ema, replace_unchecked
 
 STEP_JUMP_MAX = 4.0  # One slow step changes ξ_step by no more than this factor.
 STEP_S_MAX = 3600.0  # Longer first steps are not believed.
@@ -46,7 +46,7 @@ def on_hello(state: SyncerState, hello: messages.Hello):
       end_session(state, learner, reason)
     known = enumerate(zip(hello.versions, hello.crcs))
     recovery.adopt(state, hello.learner, dict(known))
-  state.accounts[hello.learner] = changed(
+  state.accounts[hello.learner] = replace_unchecked(
     account, incarnation=hello.incarnation
   )
   state.members[hello.learner] = Member(
@@ -162,7 +162,7 @@ def why_not_now(hello: messages.Hello, account: LearnerAccount) -> str | None:
   )
 
 
-def on_back(state: SyncerState, event: syncer_events.Back):
+def on_back(state: SyncerState, event: syncer_events.ShardReturned):
   """Takes back shards; one may know of later rounds than a lost ledger.
 
   Once this process has merged, those rounds belong to a history that the run
@@ -173,7 +173,7 @@ def on_back(state: SyncerState, event: syncer_events.Back):
     for learner in sorted(state.members):
       reason = 'was told of less than a shard of the syncer has'
       end_session(state, learner, reason)
-    # Its lead has lost its ledger.
+    # Its leader has lost its ledger.
     known = {x.fragment: (x.version, None) for x in newer}
     recovery.adopt(state, -1, known)
   recovery.on_back(state, event)
@@ -182,7 +182,7 @@ def on_back(state: SyncerState, event: syncer_events.Back):
 def is_heard(state: SyncerState, learner: int, incarnation: int) -> bool:
   """Notes that a session speaks; one of an ended incarnation is dropped."""
   if state.is_current(learner, incarnation):
-    hear(state, learner)
+    mark_alive(state, learner)
     return True
   reason = f'incarnation {incarnation} has ended'
   state.record('zombie', learner, reason)
@@ -208,7 +208,7 @@ def on_ready(
   clock = state.left_clocks.pop(learner, 0) + ready.steps_away
   state.pace.join(learner, clock, state.config.quorum)
   if state.accounts[learner].quarantined:
-    state.accounts[learner] = changed(
+    state.accounts[learner] = replace_unchecked(
       state.accounts[learner], strikes=0, quarantined=''
     )
   source = messages.brief(ready.source)
@@ -264,8 +264,8 @@ def on_report(
     return f'impossible report: {report}'
   sample_s = believable(report.step_s, member.step_s)
   state.change(learner, step=report.step, step_s=member.step_s.add(sample_s))
-  hear(state, learner)
-  state.accounts[learner] = changed(
+  mark_alive(state, learner)
+  state.accounts[learner] = replace_unchecked(
     state.accounts[learner], position=report.position
   )
   # One step, whatever its number: after a reconnect the learner's own count
@@ -349,19 +349,23 @@ def end_session(state: SyncerState, learner: int, reason: str):
   recovery.on_end_of_session(state, (learner, member.incarnation))
 
 
-def strike(state: SyncerState, learner: int, reason: str) -> bool:
+def record_violation(state: SyncerState, learner: int, reason: str) -> bool:
   """Counts a refused contribution; returns True on a quarantine.
 
   That ends the session; only a process that starts clean may come back.
   """
   strikes = state.accounts[learner].strikes + 1
-  state.accounts[learner] = changed(state.accounts[learner], strikes=strikes)
+  state.accounts[learner] = replace_unchecked(
+    state.accounts[learner], strikes=strikes
+  )
   if strikes < outliers.STRIKES_MAX:
     return False
   reason = messages.brief(
     f'{strikes} contributions refused, the last: {reason}'
   )
-  state.accounts[learner] = changed(state.accounts[learner], quarantined=reason)
+  state.accounts[learner] = replace_unchecked(
+    state.accounts[learner], quarantined=reason
+  )
   state.record('quarantined', learner, reason)
   state.send(learner, messages.Quarantine(reason))
   end_session(state, learner, f'quarantined: {reason}')
@@ -379,7 +383,7 @@ def silence_max_s(state: SyncerState, learner: int) -> float | None:
   return timeouts.silence_max_s(member.step_s, state.config.patience)
 
 
-def hear(state: SyncerState, learner: int, late: bool = False):
+def mark_alive(state: SyncerState, learner: int, late: bool = False):
   """Restarts a learner's silence deadline."""
   silence_s = silence_max_s(state, learner)
   state.change(
@@ -422,11 +426,11 @@ def excuse_silence(state: SyncerState, away_s: float):
   if away_s <= 2 * timeouts.look_s(state.config.patience):
     return
   for learner, member in list(state.members.items()):
-    hear(state, learner, late=member.late)
+    mark_alive(state, learner, late=member.late)
     state.change(learner, published={})  # They would seem slow.
     if member.straggler is not None:
       began_s = member.straggler.began_s + away_s
-      straggler = changed(member.straggler, began_s=began_s)
+      straggler = replace_unchecked(member.straggler, began_s=began_s)
       state.change(learner, straggler=straggler)
   for round_ in state.rounds.values():
     if round_.stage is Stage.PULLING:

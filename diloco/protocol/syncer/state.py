@@ -13,7 +13,7 @@ from diloco.protocol.pace import PaceClock
 from diloco.protocol.round_policy import RoundPolicy
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.timeouts import TransferTime
-from diloco.protocol.values import Ema, Value, changed
+from diloco.protocol.values import Ema, Value, replace_unchecked
 
 # Rounds ----------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class LostFragment(Value):
   answered: tuple[tuple[int, int], ...] = ()  # Of these, those that answered.
 
 
-class Away(Value):
+class ShardUnavailable(Value):
   """A fragment whose shard is away."""
 
   wanted_by: tuple[int, ...] = ()  # Learners that wait for it, in ascending id.
@@ -307,7 +307,7 @@ class SyncerSnapshot(Ledger):
   hold_again_s: float
   left_clocks: tuple[tuple[int, int], ...]
   lost: tuple[tuple[int, LostFragment], ...]
-  away: tuple[tuple[int, Away], ...]
+  away: tuple[tuple[int, ShardUnavailable], ...]
   awaits_shards: bool
   give_up_shards_s: float | None
   give_up_lost_s: float | None
@@ -353,7 +353,7 @@ class SyncerState:
     self.give_up_lost_s: float | None = None
     # If sharded (`recovery.py`): the fragments whose shard is away, and whether
     # this process has yet to see all of its shards.
-    self.away: dict[int, Away] = {}
+    self.away: dict[int, ShardUnavailable] = {}
     self.awaits_shards = False
     self.give_up_shards_s: float | None = None
     self.were_live: frozenset[int] = frozenset()  # At the ledger's close.
@@ -435,7 +435,7 @@ class SyncerState:
   # Changes ------------------------------------------------------------------
 
   def change(self, learner: int, **fields):
-    self.members[learner] = changed(self.members[learner], **fields)
+    self.members[learner] = replace_unchecked(self.members[learner], **fields)
 
   def retire(self, learner: int, handle: int, pulled: bool = False):
     """Tells a learner that it may release one of its offers.

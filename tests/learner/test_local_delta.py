@@ -10,7 +10,7 @@ import pytest
 
 from diloco.config import run_config
 from diloco.learner.device import Device
-from diloco.learner.own_progress import OwnProgress
+from diloco.learner.local_delta import LocalDelta
 from diloco.numerics.blend import RULES
 from diloco.protocol.learner.events import Apply
 from diloco.run.spec import make_run_spec
@@ -37,7 +37,7 @@ class _Own:
     params, _ = self._device.init(run_spec.initial_parameters())
     placed = self._device.put_fragment(0, rounded[0])
     self._params = self._device.overwrite(0, params, placed)
-    self._own = OwnProgress(
+    self._own = LocalDelta(
       self._device, blend, dict(enumerate(rounded)), self._params
     )
     self._own_blend = blend
@@ -48,7 +48,7 @@ class _Own:
 
   def restart(self):
     """Restores: only θ and the bases are known."""
-    self._own = OwnProgress(
+    self._own = LocalDelta(
       self._device, self._own_blend, self._own.bases, self._params
     )
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Event tapes: what their lines can say, how they are written and read.
+"""Event logs: what their lines can say, how they are written and read.
 
 The name of a class is the kind of its line.
 
-The syncer's tape has the machine's decisions, `Started` and `Worked`. A
-learner's tape has one line per event that changes its bits. In both, what is
-not on the tape follows from what is: that is what makes a run replayable.
+The syncer's event log has the machine's decisions, `Started` and `Worked`. A
+learner's event log has one line per event that changes its bits. In both, what
+is not in the event log follows from what is: that is what makes a run
+replayable.
 
 A learner's lines lie at its inner-step boundaries: `step` is how many inner
 steps the process had made. Lines of one boundary stand in the order in which
@@ -110,7 +111,7 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Begin:
+class BeginLogged:
   """Bootstrap is complete; the first batch is at `position`.
 
   Lines before it apply to the parameters of `source`: there is no progress yet,
@@ -124,7 +125,7 @@ class Begin:
   machine: Machine
 
 
-class Snapshot(messages.OfferTerms, kw_only=True):
+class SnapshotLogged(messages.OfferTerms, kw_only=True):
   """The fragment was copied, to be offered against the base it then had.
 
   A later round than its own may merge it.
@@ -137,7 +138,7 @@ class Snapshot(messages.OfferTerms, kw_only=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Apply:
+class ApplyLogged:
   """Θ_p of `version` was blended into θ_p and is the new base."""
 
   process: int
@@ -164,7 +165,7 @@ class Progress:
 
 
 @dataclasses.dataclass(frozen=True)
-class Save:
+class SaveLogged:
   """Parameters, inner state and bases were copied for another process."""
 
   process: int
@@ -172,7 +173,7 @@ class Save:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cease:
+class CeaseLogged:
   """No more inner steps follow."""
 
   process: int
@@ -180,7 +181,7 @@ class Cease:
 
 
 @dataclasses.dataclass(frozen=True)
-class Leave:
+class LeaveLogged:
   """The process ends; if it was stopped, says what came of its last steps."""
 
   process: int
@@ -199,14 +200,19 @@ SYNCER_KINDS = {
   'Worked': Worked,
 }
 LEARNER_KINDS = {
-  kind.__name__: kind
-  for kind in (Begin, Snapshot, Apply, Progress, Save, Cease, Leave)
+  'Begin': BeginLogged,
+  'Snapshot': SnapshotLogged,
+  'Apply': ApplyLogged,
+  'Progress': Progress,
+  'Save': SaveLogged,
+  'Cease': CeaseLogged,
+  'Leave': LeaveLogged,
 }
 _WORDS = {cls: word for word, cls in (SYNCER_KINDS | LEARNER_KINDS).items()}
 
 
 def kind_of(said) -> str:
-  """Returns the word for an event on a line of a tape."""
+  """Returns the word for an event on a line of an event log."""
   return _WORDS.get(type(said), type(said).__name__)
 
 
@@ -214,7 +220,7 @@ def kind_of(said) -> str:
 
 
 class SealedLines:
-  """Appends lines to a tape, each sealed by a checksum."""
+  """Appends lines to an event log, each sealed by a checksum."""
 
   def __init__(self, path: pathlib.Path):
     self._lines = jsonl.JsonLines(path)
@@ -231,7 +237,7 @@ class SealedLines:
 
 
 def line_of(said) -> dict:
-  """Returns the tape line of an instance of one of the classes above."""
+  """Returns the event log line of an instance of one of the classes above."""
   return {
     'time_s': time.time(),
     'kind': kind_of(said),
@@ -240,21 +246,23 @@ def line_of(said) -> dict:
 
 
 def closing_line(effect: syncer_events.Publish, crc: int) -> Publish:
-  """Returns the tape line of a close; `crc` is the CRC of the resulting Θ_p."""
+  """Returns the event log line of a close; `crc` is the CRC of the resulting
+  Θ_p.
+  """
   # Its fields alone: the instance also caches what was derived from them.
   said = {x.name: getattr(effect, x.name) for x in dataclasses.fields(effect)}
   return Publish(**said, crc=crc)
 
 
 class SyncerEventLog(SealedLines):
-  """The syncer's tape."""
+  """The syncer's event log."""
 
   def __init__(self, path: pathlib.Path):
     super().__init__(path)
     self._path = path
 
   def complete(self, published: dict):
-    """Adds the last close, if its process died before it was on the tape.
+    """Adds the last close, if its process died before it was in the event log.
 
     Args:
       published: its line, from the ledger.
@@ -299,7 +307,7 @@ class SyncerEventLog(SealedLines):
 
 
 class LearnerEventLog(SealedLines):
-  """One process's lines on the tape of its learner.
+  """One process's lines in the event log of its learner.
 
   The train loop itself writes them: a line of some 150 bytes takes 15 µs, 2 µs
   of them for the write, and it must be there before the offer that it explains.
@@ -324,12 +332,14 @@ class LearnerEventLog(SealedLines):
 
   def begin(self, step: int, position: int, source: Source):
     self._process = self._ask_process()
-    self.append(Begin(self._process, step, position, source, self._machine))
+    self.append(
+      BeginLogged(self._process, step, position, source, self._machine)
+    )
 
   def snapshot(self, step: int, effect: learner_events.Snapshot):
     """Records a snapshot, before it is offered."""
     self.append(
-      Snapshot(
+      SnapshotLogged(
         **(effect.terms() | {'step': step}),
         process=self._process,
         handle=effect.handle,
@@ -338,7 +348,7 @@ class LearnerEventLog(SealedLines):
 
   def apply(self, step: int, effect: learner_events.Apply, crc: int):
     self.append(
-      Apply(
+      ApplyLogged(
         self._process or self._ask_process(),
         step,
         effect.fragment,
@@ -358,20 +368,20 @@ class LearnerEventLog(SealedLines):
     self._expected = progress + 1
 
   def save(self, step: int):
-    self.append(Save(self._process, step))
+    self.append(SaveLogged(self._process, step))
 
   def cease(self, step: int):
-    self.append(Cease(self._process, step))
+    self.append(CeaseLogged(self._process, step))
 
   def leave(self, step: int, reason: str):
     """Records the end of a process that has begun."""
     if self._process:
-      self.append(Leave(self._process, step, reason))
+      self.append(LeaveLogged(self._process, step, reason))
 
 
 @dataclasses.dataclass(frozen=True)
 class LoggedEvent:
-  """One line of a tape."""
+  """One line of an event log."""
 
   number: int  # In its file, from 1.
   time_s: float  # Since the epoch.
@@ -380,10 +390,10 @@ class LoggedEvent:
 
 @dataclasses.dataclass(frozen=True)
 class EventLogs:
-  """All tapes of a run.
+  """All event logs of a run.
 
   Attributes:
-    learners: lines by learner id, of those that have a tape.
+    learners: lines by learner id, of those that have an event log.
     torn: files whose last line is incomplete, and was left out.
   """
 
@@ -394,14 +404,14 @@ class EventLogs:
 
 
 def read_tapes(workdir: Workdir) -> EventLogs:
-  """Reads all tapes of a run.
+  """Reads all event logs of a run.
 
   Raises:
-    FileNotFoundError: the run has no tape.
+    FileNotFoundError: the run has no event log.
     Malformed: a line is invalid; names file and line.
   """
   if not parts(workdir.tape):
-    raise FileNotFoundError(f'no event tape at {workdir.tape}')
+    raise FileNotFoundError(f'no event log at {workdir.tape}')
   learners = {}
   for path in sorted(workdir.tapes.glob('*.jsonl')):
     number = path.stem.rpartition('-')[2]
@@ -420,7 +430,7 @@ def read_tapes(workdir: Workdir) -> EventLogs:
 def read_tape(
   path: pathlib.Path, kinds: Mapping[str, type]
 ) -> tuple[LoggedEvent, ...]:
-  """Returns the complete lines of one tape; a torn last one is left out.
+  """Returns the complete lines of one event log; a torn last one is left out.
 
   Raises:
     Malformed: another line is not JSON, not of one of `kinds`, or has other

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from diloco.run.exposure import check_group, group_secret, open_access
+from diloco.run.bind_policy import check_group, group_secret, open_access
 from diloco.transport.auth import Access, AccessFiles
 from tests.transport import credentials
 

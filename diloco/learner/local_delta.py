@@ -19,7 +19,7 @@ Arrays = Mapping[str, np.ndarray]  # Piece or box name -> f32 array.
 Copy = Mapping[str, jax.Array]  # Piece name -> array, on the devices.
 
 
-class OwnProgress:
+class LocalDelta:
   """The bases of a learner's offers, and the copies they were made from.
 
   A fragment's offer is its *reference* − θ. The reference is chosen such that
@@ -121,7 +121,7 @@ class OwnProgress:
     copies = self._copies.get(fragment, {})
     return {handle: copies[handle] for handle in copies if handle in keep}
 
-  def copy(self) -> 'OwnProgress':
+  def copy(self) -> 'LocalDelta':
     """Returns a copy that later changes do not affect."""
     copied = copy.copy(self)
     copied.bases = dict(self.bases)
