@@ -30,6 +30,7 @@ RUNTIME = [
   'optax>=0.2.8',
   'orbax-checkpoint>=0.12.8',
   'prometheus_client>=0.21',
+  'protobuf>=5.28',
   'rich>=13',
   'scipy>=1.13',
   'tensorboardX>=2.6',

@@ -28,7 +28,7 @@ from diloco.config import config_files
 from diloco.config import flags as config_flags
 from diloco.config.run_config import RunConfig
 from diloco.evaluation.export_files import exported_files, task_files
-from diloco.evaluation.final_parameters import final_parameters
+from diloco.evaluation.final_evaluation import final_parameters
 from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import Workdir
 from diloco.models import hf_export

@@ -16,7 +16,7 @@ from absl import flags
 from diloco.config import flags as config_flags
 from diloco.data.tokenizers import BYTES
 from diloco.evaluation import sampling
-from diloco.evaluation.final_parameters import (
+from diloco.evaluation.final_evaluation import (
   check_has_logits,
   final_parameters,
 )

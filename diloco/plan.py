@@ -94,7 +94,15 @@ flags.DEFINE_integer(
   f'Tokens of a step of a learner, with --{ON}; gives --step_s.',
   lower_bound=1,
 )
-config_flags.define()
+_TOPOLOGY = flags.DEFINE_string(
+  'topology', None, 'A slice to compile for, such as v5p-256.'
+)
+_COMPILER = flags.DEFINE_enum(
+  'compiler',
+  '',
+  ['', 'tpu', 'cpu'],
+  'Compiler for a slice; default: what is here.',
+)
 
 
 def main(argv) -> int:
@@ -118,7 +126,7 @@ def _of_config(rest) -> int:
     for name in (*NEEDED, *OTHERS, ON, STEP_TOKENS)
     if flags.FLAGS[name].present
   ]
-  topology = flags.FLAGS[config_flags.TOPOLOGY].value
+  topology = _TOPOLOGY.value
   if topology is None:
     problems.append('--topology: is missing, such as --topology=v5p-256')
   if problems:
@@ -128,7 +136,7 @@ def _of_config(rest) -> int:
   if source and source.takes_path and not config.data.path:
     config.data.path = 'unread'  # A plan needs no text.
   config = config_flags.load()
-  compiler = flags.FLAGS[config_flags.COMPILER].value
+  compiler = _COMPILER.value
   # Not at the top: the other mode needs no jax.
   from diloco.sizing import estimate
 
@@ -160,7 +168,7 @@ def _situation(rest) -> Situation:
   problems = [*_given_in_words(rest, values)]
   problems += [
     f'--{name}: is for a plan with --config'
-    for name in config_flags.NAMES
+    for name in (_TOPOLOGY.name, _COMPILER.name)
     if flags.FLAGS[name].present
   ]
   problems += _take_on(values)

@@ -19,7 +19,7 @@ from diloco.config import flags as config_flags
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.workdir import Workdir
 from diloco.replay import timeline
-from diloco.run.event_log import read_tapes
+from diloco.run.tape_events import read_tapes
 
 _LEARNER = flags.DEFINE_integer(
   'learner', None, 'Only what concerns this learner, all of its tape.'

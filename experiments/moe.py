@@ -6,8 +6,7 @@ each token, so that a token passes as many parameters as in the dense decoder
 beside it. The load is balanced by the auxiliary loss alone, or also by the
 router's bias, which is averaged outside the outer step.
 
-Look at: the cross-entropy of each system, and the health of the routing at
-every evaluation, which the results contain.
+Look at: the cross-entropy of each system.
 """
 
 from experiments import recipe, study

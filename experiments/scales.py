@@ -159,6 +159,8 @@ def apply(
   config.protocol.total_steps = total_steps(scale, config.protocol.learners)
   if scale != SMALL:  # All of such a text would take longer than it is worth.
     config.lab.final_eval_batches = FINAL_EVAL_BATCHES
+    # It would take the CPU beside the syncer hours.
+    config.run.eval_every_rounds = 0
   return config
 
 

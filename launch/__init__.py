@@ -8,15 +8,14 @@ elsewhere too.
   job          a launch elsewhere as a value, and the flags that ask for it
   backends     TPU VMs, GKE, Slurm: one class each
   program      the roles of a run, and its processes here
-  local        the command for one machine; `session` is one run of it
+  local        the command for one machine, and one run of it
   train        the same on a text of one's own
   preflight    what a run here would fail of; `epochs`: of its text
   chips        which of this machine's accelerators its learners get
   real_sweep   the runs of a sweep, one after the other
   chaos        the command that runs processes under a plan of faults
-  supervisor   keeps its roles alive
+  supervisor   keeps its roles alive; exit codes, and what is done about them
   parent_death ends children whose launcher died
-  exit_policy  exit codes, and what is done about an exit
   progress     shows a run as it goes
 """
 

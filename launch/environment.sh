@@ -9,26 +9,22 @@ fail() {
 }
 
 find_python() {
-  local candidate
-  for candidate in "${PYTHON:-}" python3.12 python3.11 python3.13 python3.14 \
-    python3 python; do
-    [[ -n "$candidate" ]] && command -v "$candidate" >/dev/null || continue
+  local candidate candidates=(python3.12 python3.11 python3.13 python3.14
+    python3 python)
+  [[ -z "${PYTHON:-}" ]] || candidates=("$PYTHON")
+  for candidate in "${candidates[@]}"; do
     if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
       2>/dev/null; then
       command -v "$candidate"
       return
     fi
-    [[ "$candidate" == "${PYTHON:-}" ]] &&
-      fail "PYTHON=$PYTHON is no Python 3.11 or newer that works"
   done
-  fail 'no Python 3.11 or newer was found; install one, or name it, such as
-  PYTHON=/path/to/python3.12 bash' "$0"
+  fail "no Python 3.11 or newer is ${candidates[*]}; name one, such as
+  PYTHON=/path/to/python3.12 bash $0"
 }
 
 make_environment() {
   local folder=$1 what=$2 python version done_file wanted
-  [[ -z "${PYTHON:-}" ]] || command -v "$PYTHON" >/dev/null ||
-    fail "PYTHON=$PYTHON: no such program"
   python=$(find_python) || exit 1
   version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   # Written last: an environment without it was not finished. It names what

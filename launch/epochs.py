@@ -4,7 +4,6 @@
 from diloco.config.data_section import text_bytes
 from diloco.config.run_config import RunConfig
 from diloco.metrics import jsonl, names
-from diloco.metrics.status import Evaluation
 from diloco.metrics.workdir import EVALUATOR, Workdir
 
 # Times that `diloco train` reads a text at most. The model of
@@ -13,14 +12,6 @@ from diloco.metrics.workdir import EVALUATOR, Workdir
 # epochs in all ended at 2.479, one of 6.1 at 2.581.
 EPOCHS_MAX = 10
 RISE = 0.01  # Of the least held-out loss; less is the noise of its batches.
-
-
-def epochs_of(config: RunConfig) -> float | None:
-  """Returns how often a run reads its text; None where that takes reading."""
-  sizes = text_bytes(config.data)
-  if sizes is None:
-    return None
-  return config.protocol.total_steps * _tokens_per_step(config) / sizes[0]
 
 
 def steps_for(config: RunConfig) -> int:
@@ -43,11 +34,11 @@ def _tokens_per_step(config: RunConfig) -> int:
 
 def line(config: RunConfig) -> str | None:
   """Returns how often a run will read its text; None where it is not known."""
-  epochs = epochs_of(config)
-  if epochs is None:
+  sizes = text_bytes(config.data)
+  if sizes is None:
     return None
-  trained, _ = text_bytes(config.data)
-  steps = config.protocol.total_steps
+  trained, steps = sizes[0], config.protocol.total_steps
+  epochs = steps * _tokens_per_step(config) / trained
   said = f'{steps} steps read the {trained:,} bytes of text {epochs:.1f} times'
   if epochs > EPOCHS_MAX:
     said += (
@@ -57,8 +48,11 @@ def line(config: RunConfig) -> str | None:
   return said
 
 
-def over_fitted(workdir: Workdir, evaluation: Evaluation) -> str | None:
-  """Returns what is to be said of a held-out loss that rose; None: nothing."""
+def over_fitted(workdir: Workdir) -> str | None:
+  """Returns what is to be said of a held-out loss that rose; None: nothing.
+
+  It compares what the evaluator has measured, always on the same text.
+  """
   curve = [
     (record[names.EVAL_LOSS], int(record['step']))
     for record in jsonl.from_the_end(workdir.metrics(EVALUATOR))
@@ -66,11 +60,11 @@ def over_fitted(workdir: Workdir, evaluation: Evaluation) -> str | None:
   ]
   if not curve:
     return None
-  least, step = min(curve)
-  if evaluation.final_loss <= least * (1 + RISE):
+  (last, _), (least, step) = curve[0], min(curve)
+  if last <= least * (1 + RISE):
     return None
   return (
     f'the loss on held-out text rose from its minimum {least:.3f} at step '
-    f'{step} to {evaluation.final_loss:.3f}: over-fitted. More text, or about '
-    f'{step} steps, give a better model'
+    f'{step} to {last:.3f}: over-fitted. More text, or about {step} steps, '
+    'give a better model'
   )

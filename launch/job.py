@@ -18,7 +18,6 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
 from diloco.sizing import memory
-from diloco.sizing.memory import SyncerMachine
 from diloco.transport import planes
 from launch import program
 from launch.program import EVALUATOR, LEARNER, SHARD, SYNCER, Task
@@ -181,23 +180,21 @@ class JobOptions:
     'Container image with this repository as working directory.',
     CONTAINERS,
   )
-  results_bucket: str = option(
-    '',
-    'Bucket of Cloud Storage to which all roles copy metrics and results.',
-    CONTAINERS,
-  )
   secret: str = option(
     '',
     f'Secret whose files are mounted at {SECRET_FOLDER}; {{role}} in it '
     "becomes 'syncer', 'learner-0', …",
     CONTAINERS,
   )
-  workdir: str  # On the machines that run it.
-  hosts: int = 0  # Of each learner; 0: as many as the accelerator has.
+  workdir: str = option('', 'Folder of the run, on the machines that run it.')
+  hosts: int = option(0, "Hosts of each learner; 0: the accelerator's.")
+  metrics_port: int = option(
+    0,
+    'First of the ports at which roles serve /metrics and /status to all that '
+    'reach them; 0: nowhere.',
+  )
   python: str = 'python'  # There.
   secret_files: tuple[str, ...] = ()  # Names of the files of `secret`.
-  # First of the ports at which processes serve /metrics; 0: nowhere.
-  metrics_port: int = 0
   knows_peers: bool = False  # TLS or a token.
   has_token: bool = False
   insecure: bool = False
@@ -266,7 +263,10 @@ def launch(
   chosen = accelerator(asked.accelerator, asked.gpus_per_host, asked.hosts)
   if problems := [*_problems(config, asked, name, chosen)]:
     raise ConfigError(problems)
-  planned = _syncer_machine(config)
+  try:
+    planned = memory.of_config(config)
+  except ValueError as error:  # The model can not be cut as configured.
+    raise ConfigError([str(error)]) from None
   cpus, memory_gib, disk_gib = UNPLANNED
   if planned:
     cpus, memory_gib = planned.cpus, planned.memory_gib
@@ -314,42 +314,6 @@ def launch(
   )
 
 
-def size_notes(config: RunConfig, place: Resources) -> Iterator[str]:
-  """Yields a line for what is below the planner's figure, or has none.
-
-  Args:
-    place: the machine of the syncer.
-  """
-  found = _syncer_machine(config)
-  if found is None:
-    yield (
-      f'config.model.kind={config.model.kind}: how large it is, is not known '
-      f'here; the syncer gets {place.memory_gib} GiB of memory and '
-      f'{place.disk_gib} GiB of disk, see --syncer_memory_gib, --storage_gib '
-      'and python -m diloco.plan --config=…'
-    )
-    return
-  for flag, got, needed in (
-    ('syncer_memory_gib', place.memory_gib, found.memory_gib),
-    ('storage_gib', place.disk_gib, found.disk_gib),
-  ):
-    if got < needed:
-      said = f'the syncer takes {needed} GiB, as diloco.plan says'
-      yield f'--{flag}={got}: {said}'
-
-
-def _syncer_machine(config: RunConfig) -> SyncerMachine | None:
-  """Returns the machine of the syncer, or of one of its shards, as planned.
-
-  Raises:
-    ConfigError: the model can not be cut as configured.
-  """
-  try:
-    return memory.of_config(config)
-  except ValueError as error:
-    raise ConfigError([str(error)]) from None
-
-
 def only(whole: JobSpec, learner: int) -> Task:
   """Returns one learner of a launch.
 
@@ -380,7 +344,7 @@ def _problems(
   if not 0 < asked.port < 65536:
     yield f'--port={asked.port}: must be in 1 … 65535'
   sizes = 'syncer_cpus', 'syncer_memory_gib', 'storage_gib'
-  for field in ('restarts_max', *sizes):
+  for field in ('restarts_max', 'hosts', *sizes):
     if getattr(asked, field) < 0:
       yield f'--{field}={getattr(asked, field)}: must not be negative'
   at_first, ids = asked.learners_at_first, config.data.shards
@@ -393,10 +357,10 @@ def _problems(
     yield f'--notice_s={asked.notice_s}: must be a second at least'
   # Each role has one: syncer, evaluator, other shards, learners.
   largest = 65535 - config.syncer.shards - ids
-  if asked.metrics_port > largest:
+  if not 0 <= asked.metrics_port <= largest:
     yield (
       f'--metrics_port={asked.metrics_port}: each role has a port of its own '
-      f'from there on; must be at most {largest}'
+      f'from there on; must be in 0 … {largest}'
     )
   if (asked.capacity == RESERVATION) != bool(asked.reservation):
     yield (

@@ -7,7 +7,7 @@ is over goes on with a larger --config.protocol.total_steps.
   python -m launch.local --config=experiments/NAME.py --workdir=DIR \\
     [--config.a.b=c ...] [--overwrite] [--tls_ca=… --token_file=… …] \\
     [--hosts=2,1] [--cpu_devices | --chips_per_learner=N] [--log_json] \\
-    [--page [--page_port=8080]] [--metrics_port=9100]
+    [--metrics_port=9100]
   python -m launch.local --config=experiments/NAME.py --workdir=DIR \\
     --sweep[=KEY=V1,V2,…] [--seeds=3] [--only=TEXT]
 
@@ -19,6 +19,7 @@ Exit code 0: the run finished and was evaluated; 78: it can't run as
 configured; 1: it failed; 130, 143: Ctrl-C, SIGTERM.
 """
 
+import collections
 import contextlib
 import dataclasses
 import fcntl
@@ -26,10 +27,11 @@ import functools
 import json
 import os
 import pathlib
-import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
 import rich.console
@@ -39,15 +41,29 @@ from diloco.config import flags, lab_section, run_config
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.metrics import files
-from diloco.metrics.status import read_status
+from diloco.metrics import files, token_ledger
+from diloco.metrics.jsonl import CorruptLine, JsonLines
+from diloco.metrics.recorded_run import FollowedRun
+from diloco.metrics.status import (
+  RunStatus,
+  of_run,
+  read_evaluation,
+  read_status,
+  read_summary,
+)
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import making
-from launch import chips, epochs, preflight, progress, session
+from diloco.watch import run_page
+from launch import chips, epochs, preflight, progress
 from launch import program as launch_program
 from launch.chips import LocalDevices
 from launch.preflight import check_metrics_ports, free_address
-from launch.program import Program, program
+from launch.program import Program, Role, local_environment, program
+from launch.progress import Display
+from launch.supervisor import ProcessEvent, Supervisor
+
+POLL_S = 0.1
+LOG_LINES = 20  # Of a process that stopped the run.
 
 # Locks a run's folder, and checks that it belongs to this run.
 
@@ -97,7 +113,7 @@ def occupy(
     ) from None
   held = found - {workdir.lock.name}
   reason = _why_not_go_on(workdir, config) if held else None
-  if reason and has_begun(workdir) and not overwrite:
+  if reason and not overwrite:
     lock.close()
     raise ConfigError(
       [
@@ -105,34 +121,12 @@ def occupy(
         'run'
       ]
     )
-  if overwrite or reason:
-    _remove(root, held)
+  if overwrite:
+    for path in map(root.joinpath, held):
+      is_folder = path.is_dir() and not path.is_symlink()
+      (shutil.rmtree if is_folder else pathlib.Path.unlink)(path)
     held = set()
   return workdir, lock, bool(held)
-
-
-def has_begun(workdir: Workdir) -> bool:
-  """Returns False for a folder with no more than a start that failed.
-
-  There is nothing to go on with, and the next start may be of another run.
-  """
-  left = (
-    workdir.summary,
-    workdir.evaluation,
-    workdir.result,
-    workdir.parameters,
-    workdir.checkpoints(''),
-    workdir.chaos,
-  )
-  if any(path.exists() for path in left):
-    return True
-  if any(workdir.syncer.rglob('states/*')):
-    return True
-  try:
-    status = read_status(workdir.status)
-  except files.MalformedFile:
-    return True  # Something has been there.
-  return status is not None and status.step > 0
 
 
 def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:
@@ -168,15 +162,6 @@ def lacks_evaluation(workdir: Workdir, config: RunConfig) -> bool:
   return theirs.protocol.total_steps == config.protocol.total_steps
 
 
-def _remove(root: pathlib.Path, contents: set[str]) -> None:
-  for name in sorted(contents):
-    path = root / name
-    if path.is_dir() and not path.is_symlink():
-      shutil.rmtree(path)
-    else:
-      path.unlink()
-
-
 def still_due(
   kills: Sequence[Kill], config: RunConfig, workdir: Workdir
 ) -> tuple[Kill, ...]:
@@ -188,6 +173,249 @@ def still_due(
   step = status.step if status else 0
   total_steps = config.protocol.total_steps
   return tuple(kill for kill in kills if not kill.is_due(step, total_steps))
+
+
+# One run from its first process to the table at its end.
+
+
+class RunFailed(Exception):
+  """The run did not come to its end; the message says why."""
+
+
+class Interrupted(Exception):
+  """Ctrl-C or SIGTERM."""
+
+  def __init__(self, number: int):
+    self.number = number
+    super().__init__(f'stopped by {signal.Signals(number).name}')
+
+
+def run(
+  config: RunConfig,
+  program: Program,
+  workdir: Workdir,
+  faults: Sequence[Kill],
+  console: rich.console.Console,
+  trains: bool = True,
+  tell: Callable[[str], None] | None = None,
+) -> int:
+  """Trains, evaluates, reports; returns the exit code of the launcher.
+
+  Args:
+    trains: False for a run that is over, and was not evaluated.
+    tell: takes a line on the progress now and then.
+
+  0: the run finished and was evaluated. 1: it did not; the reason and the
+  last log lines were shown. 128 + n: stopped by signal n. No process is left
+  in any case.
+  """
+  try:
+    files.write_json(workdir.config, dataclasses.asdict(config))
+    with signals() as received:
+      session = _Session(config, program, workdir, console, received)
+      if trains:
+        session.train(faults, tell)
+      session.evaluate()
+    _show_end(config, workdir, console)
+  except Interrupted as stopped:
+    goes_on = f'the same command goes on with the run in {workdir.root}'
+    progress.say(console, f'{stopped}; no process is left; {goes_on}')
+    return 128 + stopped.number
+  except (RunFailed, files.MalformedFile, CorruptLine, OSError) as error:
+    progress.say(console, f'failed: {error}')
+    return 1
+  return 0
+
+
+class _Session:
+  """The common part of training and evaluation."""
+
+  def __init__(
+    self,
+    config: RunConfig,
+    program: Program,
+    workdir: Workdir,
+    console: rich.console.Console,
+    received: list[int],
+  ):
+    self._config = config
+    self._program = program
+    self._workdir = workdir
+    self._console = console
+    self._received = received  # Signals, as they come.
+    self._pids: dict[str, int] = {}
+    self._status_is_broken = False
+    self._events = JsonLines(workdir.events)
+
+  def train(
+    self, faults: Sequence[Kill], tell: Callable[[str], None] | None = None
+  ) -> None:
+    """Runs until the syncer has finished and every learner has left."""
+    restarts_max = self._config.run.restarts_max
+    pending = list(faults)
+    with Display(self._console, tell) as display:
+      roles = self._program.roles
+      running = self._supervisor(display, roles, restarts_max)
+      try:
+        with running:
+          for _ in self._until_over(running):
+            status = self._status(display)
+            if status is not None:
+              pending = _perform(pending, status.step, self._config, running)
+            display.update(status, running.states())
+      finally:  # However it ended, the last picture shows what is left.
+        display.show(self._status(display), running.states())
+      for kill in pending:
+        display.say(f'not performed, the run was over: {kill}')
+    if read_summary(self._workdir.summary) is None:
+      raise RunFailed(f'the syncer left no {self._workdir.summary}')
+
+  def evaluate(self) -> None:
+    """Runs the evaluation once, unless the evaluator has made it."""
+    with contextlib.suppress(files.MalformedFile):
+      if read_evaluation(self._workdir.evaluation) is not None:
+        return
+    roles = (self._program.evaluate,)
+    with (
+      Display(self._console) as display,
+      self._supervisor(display, roles, restarts_max=0) as running,
+    ):
+      for _ in self._until_over(running):
+        pass
+    if read_evaluation(self._workdir.evaluation) is None:
+      raise RunFailed(f'no {self._workdir.evaluation} was written')
+
+  def _status(self, display: Display) -> RunStatus | None:
+    """Returns the syncer's last status; a broken one is reported and
+    ignored.
+    """
+    try:
+      return of_run(self._workdir)
+    except files.MalformedFile as error:
+      if not self._status_is_broken:
+        display.say(f'no status until the syncer writes the next: {error}')
+      self._status_is_broken = True
+      return None
+
+  def _supervisor(
+    self, display: Display, roles: Sequence[Role], restarts_max: int
+  ) -> Supervisor:
+    def announce(event: ProcessEvent) -> None:
+      self._record(event)
+      display.say(
+        f'{event.process} ({event.pid}) {event.event}: {event.detail}'
+      )
+
+    return Supervisor(
+      roles,
+      log=self._workdir.log,
+      environment=local_environment(self._program, os.environ),
+      restarts_max=restarts_max,
+      restart_delay_s=self._config.run.restart_delay_s,
+      announce=announce,
+      hurry=lambda: len(self._received) > 1,
+    )
+
+  def _until_over(self, running: Supervisor) -> Iterator[None]:
+    """Polls, and yields in between; raises for a failure or a signal."""
+    while True:
+      if self._received:
+        raise Interrupted(self._received[0])
+      running.poll()
+      if running.failure:
+        raise RunFailed(f'{running.failure}{self._last_lines(running.failure)}')
+      if running.is_over:
+        return
+      yield
+      time.sleep(POLL_S)
+
+  def _record(self, event: ProcessEvent) -> None:
+    """Writes one line of events.jsonl, and the running processes."""
+    self._events.append(json.dumps(dataclasses.asdict(event)).encode())
+    if event.event == 'started':
+      self._pids[event.process] = event.pid
+    elif event.event == 'exited':
+      self._pids.pop(event.process, None)
+    pids = {'launcher': os.getpid(), 'processes': self._pids}
+    try:
+      files.write_json(self._workdir.pids, pids)
+    except OSError as error:
+      progress.say(
+        self._console, f'{self._workdir.pids} is not written: {error}'
+      )
+
+  def _last_lines(self, failure: str) -> str:
+    """The end of the log of the process that a failure begins with."""
+    path = self._workdir.log(failure.partition(' ')[0])
+    if not path.exists():
+      return ''
+    with path.open(errors='replace') as file:
+      lines = collections.deque(file, maxlen=LOG_LINES)
+    return f'\nthe end of {path}:\n' + ''.join(f'  {text}' for text in lines)
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[list[int]]:
+  """Collects the signals that ask the launcher to stop.
+
+  They raise nothing: an exception between a fork and its bookkeeping would
+  leave a process behind.
+  """
+  received: list[int] = []
+  asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+  before = {
+    number: signal.signal(number, lambda n, frame: received.append(n))
+    for number in asked
+  }
+  try:
+    yield received
+  finally:
+    for number, action in before.items():
+      signal.signal(number, action)
+
+
+def _perform(
+  pending: Sequence[Kill], step: int, config: RunConfig, running: Supervisor
+) -> list[Kill]:
+  """Kills what is due and runs; returns what is still to come."""
+  left = []
+  for kill in pending:
+    is_due = kill.is_due(step, config.protocol.total_steps)
+    if is_due and running.is_running(kill.process):
+      reason = f'SIGKILL at global step {step}, planned in config.faults'
+      running.kill(kill.process, reason)
+    else:
+      left.append(kill)
+  return left
+
+
+def _show_end(
+  config: RunConfig, workdir: Workdir, console: rich.console.Console
+) -> None:
+  status, evaluation = of_run(workdir), read_evaluation(workdir.evaluation)
+  place = _draw_loss(workdir)
+  tokens = token_ledger.rows_of(
+    workdir, config.protocol.fragments, config.protocol.blend
+  )
+  view = progress.report(workdir, status, evaluation, place, tokens.values())
+  console.print(view)
+  if said := epochs.over_fitted(workdir):
+    console.print(said, style='yellow', highlight=False, soft_wrap=True)
+
+
+def _draw_loss(workdir: Workdir) -> str:
+  """Writes the first chart of the run's page as PNG; returns where it is."""
+  try:
+    from diloco.pages import figures  # Matplotlib is an extra.
+  except ImportError as error:
+    return f'none, {error.name} is missing: pip install {error.name}'
+  run = FollowedRun(workdir.root)
+  run.update()
+  figures.save(run_page.loss_chart([run], run.label), workdir.loss_plot)
+  return str(workdir.loss_plot)
+
+
+# The command.
 
 
 def define_flags() -> None:
@@ -206,8 +434,8 @@ def define_flags() -> None:
   absl_flags.DEFINE_string(
     'hosts',
     '1',
-    'Hosts of each learner: one number for all, or, on this machine, one '
-    'for each, such as 2,1.',
+    'Processes of each learner: one number for all, or one for each, such as '
+    '2,1.',
   )
   absl_flags.DEFINE_bool(
     'cpu_devices',
@@ -225,21 +453,11 @@ def define_flags() -> None:
   absl_flags.DEFINE_string(
     'device_root', '/', 'Folder whose dev and sys tell of accelerators.'
   )
-  absl_flags.DEFINE_bool(
-    'page', False, 'Serves a page of the run on loopback, as diloco.watch does.'
-  )
-  absl_flags.DEFINE_integer(
-    'page_port',
-    0,
-    'Port of the page; 0: any free one.',
-    0,
-    65535,
-  )
   absl_flags.DEFINE_integer(
     'metrics_port',
     0,
-    'First of the ports at which processes serve /metrics and /status, on '
-    'loopback here; on other machines for all that reach them. 0: nowhere.',
+    'First of the loopback ports at which processes serve /metrics and '
+    '/status; 0: nowhere.',
     0,
     65535,
   )
@@ -301,27 +519,6 @@ def accelerators(config: RunConfig) -> LocalDevices | None:
   return chips.to_be_dealt(config, asked, os.environ, root)
 
 
-def show_processes(config: RunConfig, say: Callable[[str], None]) -> None:
-  """Shows the processes of a run; nothing is started.
-
-  Raises:
-    ConfigError: they can not be.
-  """
-  workdir = Workdir(pathlib.Path(absl_flags.FLAGS.workdir))
-  address = f'{config.transport.host}:{config.transport.port}'
-  parts = read_program(config, workdir, address)
-  for name, value in parts.environment:
-    say(f'export {name}={shlex.quote(value)}')
-  for role in (*parts.roles, parts.evaluate):
-    for host in range(role.hosts):
-      added = role.variables(host).items()
-      own = [f'{name}={shlex.quote(value)}' for name, value in added]
-      say(f'# {role.process(host)}')
-      # The hosts of a learner meet at another port at each start.
-      command = shlex.join(role.command(host, '127.0.0.1:PORT'))
-      say(' '.join([*own, command]))
-
-
 def checked(argv: Sequence[str]) -> RunConfig:
   """The configuration of the parsed flags, of which all is there.
 
@@ -353,7 +550,6 @@ def main(argv, on_begin: Callable[[], None] = lambda: None) -> int:
     on_begin: called once the folder is this run's.
   """
   config, given = checked(argv), absl_flags.FLAGS
-  planned = lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(config.transport.host, config.transport.port)
   root = pathlib.Path(given.workdir)
   parts = read_program(config, Workdir(root), address)
@@ -363,31 +559,27 @@ def main(argv, on_begin: Callable[[], None] = lambda: None) -> int:
   with flags.refusing(OSError, flag=f'--workdir={root}'):
     on_begin()
   console = rich.console.Console()
-  planned, trains = begin(
-    config, parts, workdir, address, goes_on, planned, console
-  )
-  beside = contextlib.nullcontext()
-  if given.page or given.page_port:
-    with contextlib.suppress(OSError):  # It will be said below.
-      files.write_json(workdir.config, dataclasses.asdict(config))
-    beside = session.page(workdir, given.page_port, console)
-  with lock, beside:
-    return session.run(config, parts, workdir, planned, console, trains)
+  with lock:
+    return make(config, parts, workdir, address, goes_on, console)
 
 
-def begin(
+def make(
   config: RunConfig,
   parts: Program,
   workdir: Workdir,
   address: str,
   goes_on: bool,
-  planned: Sequence[Kill],
   console: rich.console.Console,
-) -> tuple[Sequence[Kill], bool]:
-  """Says how a run begins; returns its faults, and whether there is training.
+  tell: Callable[[str], None] | None = None,
+) -> int:
+  """Says how a run begins, and makes it; returns the launcher's exit code.
 
   A run that goes on has some faults behind it, and perhaps all of its steps.
+
+  Args:
+    tell: takes a line on the progress now and then.
   """
+  planned = lab_section.plan(config.faults, config.protocol.learners)
   say, trains = functools.partial(progress.say, console), True
   if found := accelerators(config):
     say(chips.chips_of(parts, found))
@@ -399,15 +591,15 @@ def begin(
       workdir.summary.unlink(missing_ok=True)
     workdir.evaluation.unlink(missing_ok=True)
     workdir.result.unlink(missing_ok=True)
-  if not trains:
+  if trains:
+    if read := epochs.line(config):
+      say(read)
+    say(f'the syncer listens at {address}')
+    if parts.roles[0].metrics_port:
+      say(launch_program.metrics_line(parts))
+  else:
     say('all steps are made, the evaluation is not')
-    return planned, trains
-  if read := epochs.line(config):
-    say(read)
-  say(f'the syncer listens at {address}')
-  if parts.roles[0].metrics_port:
-    say(launch_program.metrics_line(parts))
-  return planned, trains
+  return run(config, parts, workdir, planned, console, trains, tell)
 
 
 if __name__ == '__main__':

@@ -1,46 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a run here, on TPU VMs, on GKE or under Slurm.
+"""Starts a run on TPU VMs, on GKE or under Slurm.
 
   python -m launch.main --config=experiments/NAME.py --workdir=DIR \\
-    --to={local,queued_resources,gke,slurm} [--dry_run] …
+    --to={queued_resources,gke,slurm} [--dry_run] …
   python -m launch.main add-learner --learner=3 …the same flags…
   python -m launch.main remove-learner --learner=3 …the same flags…
-  python -m launch.main watch --to=queued_resources …the same flags…
 
-launch/README.md has the steps. Exit code 0: it was done; 1: a command failed,
-which is named; 78: it can't be done as configured; 130: Ctrl-C.
+launch/README.md has the steps; `launch.local` starts a run here. Exit code 0:
+it was done; 1: a command failed, which is named; 78: it can't be done as
+configured; 130: Ctrl-C.
 """
 
 import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from absl import flags as absl_flags
 
 from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from launch import job, local
+from launch import job
 from launch.backends import BACKENDS
-from launch.backends.base import Backend, CommandFailed, check_evaluator
+from launch.backends.base import CommandFailed, seeing
 from launch.job import CONTAINERS, CPU, GPU, SECRET_FOLDER, JobOptions, JobSpec
-from launch.program import hosts_of_all
 
 START = 'start'
 ADD = 'add-learner'
 REMOVE = 'remove-learner'
-WATCH = 'watch'
-COMMANDS = (START, ADD, REMOVE, WATCH)
-LOCAL = 'local'
-TARGETS = (LOCAL, *BACKENDS)
+COMMANDS = (START, ADD, REMOVE)
 IN_CONTAINERS = tuple(n for n, b in BACKENDS.items() if CONTAINERS in b.TRAITS)
-# Flags of launch.local that say nothing elsewhere.
-LOCAL_ONLY = {
-  *('overwrite', 'cpu_devices', 'chips_per_learner', 'device_root'),
-  *('page', 'page_port'),
-}
 _DEFINE = {
   str: absl_flags.DEFINE_string,
   bool: absl_flags.DEFINE_bool,
@@ -58,7 +49,7 @@ def options_of(owner: type) -> dict[str, dataclasses.Field]:
 
 def _takers() -> dict[str, tuple[str, ...]]:
   """Returns which targets take a flag; to others it would say nothing."""
-  found = dict.fromkeys(LOCAL_ONLY, (LOCAL,))
+  found = {}
   for name, field in options_of(JobOptions).items():
     trait = field.metadata['trait']
     found[name] = tuple(
@@ -71,8 +62,11 @@ def _takers() -> dict[str, tuple[str, ...]]:
 
 
 def define_flags() -> None:
-  """Besides those of launch.local."""
-  absl_flags.DEFINE_enum('to', LOCAL, TARGETS, 'Where the run is started.')
+  """The flags of this main."""
+  flags.define_flags()
+  flags.define_access_flags()
+  flags.define_log_flags()
+  absl_flags.DEFINE_enum('to', None, BACKENDS, 'Where the run is started.')
   absl_flags.DEFINE_bool(
     'dry_run', False, 'Prints the commands and manifests, and starts nothing.'
   )
@@ -81,8 +75,6 @@ def define_flags() -> None:
   )
   for target, owner in ((None, JobOptions), *BACKENDS.items()):
     for name, field in options_of(owner).items():
-      if name in absl_flags.FLAGS:  # Of launch.local, too.
-        continue
       text = field.metadata['help']
       text = f'{target}: {text}' if target else text
       if choices := field.metadata['choices']:
@@ -98,7 +90,7 @@ def read_launch(config: RunConfig) -> JobSpec:
     ConfigError: it can not be.
   """
   given = absl_flags.FLAGS
-  if problems := [*wrong_for_target(), *_wrong_files(given)]:
+  if problems := [*_wrong_for_target(), *_wrong_files(given)]:
     raise ConfigError(problems)
   path = pathlib.Path(flags.config_file())
   arguments = flags.arguments()
@@ -108,11 +100,8 @@ def read_launch(config: RunConfig) -> JobSpec:
     )
   access = flags.access_files()
   asked = JobOptions(
-    workdir=given.workdir,
-    hosts=hosts_of_all(given.hosts) if given['hosts'].present else 0,
     python='python' if given.to in IN_CONTAINERS else sys.executable,
-    metrics_port=given.metrics_port,
-    secret_files=_secret_files() if given.secret else (),
+    secret_files=tuple(p.name for _, p in _files()) if given.secret else (),
     knows_peers=bool(access['tls_ca'] or access['token_file']),
     has_token=bool(access['token_file']),
     **flags.access_vouched(),
@@ -128,13 +117,13 @@ def read_launch(config: RunConfig) -> JobSpec:
   )
 
 
-def wrong_for_target() -> Iterator[str]:
+def _wrong_for_target() -> Iterator[str]:
   """Flags that are missing, or that the back end would ignore."""
   given = absl_flags.FLAGS
   for name, targets in _takers().items():
     if given[name].present and given.to not in targets:
       yield f'--{name}: is for --to={" and --to=".join(targets)} only'
-  backend = BACKENDS.get(given.to, Backend)
+  backend = BACKENDS[given.to]
   image = ['image'] if given.to in IN_CONTAINERS else []
   for name in ('workdir', *image, *backend.NEEDS):
     if not getattr(given, name):
@@ -145,12 +134,20 @@ def wrong_for_target() -> Iterator[str]:
     yield f'--accelerator={given.accelerator}: --to={given.to} takes {known}'
 
 
-def _wrong_files(given):
+def _files() -> list[tuple[str, pathlib.PurePath]]:
+  """Returns the files of the flags for access, by flag."""
+  given = flags.access_files().items()
+  return [
+    (name, pathlib.PurePath(value))
+    for name, value in given
+    if name != 'tls_name' and value is not None
+  ]
+
+
+def _wrong_files(given) -> Iterator[str]:
   """Yields files that are not in the secret: a container has no others."""
-  if given.to not in IN_CONTAINERS:
-    return
   secret = pathlib.PurePath(SECRET_FOLDER)
-  for name, path in _files():
+  for name, path in _files() if given.to in IN_CONTAINERS else ():
     if not given.secret or path.parent != secret:
       yield (
         f'--{name}={path}: in a container there are the files of --secret, '
@@ -158,89 +155,48 @@ def _wrong_files(given):
       )
 
 
-def _files() -> Iterator[tuple[str, pathlib.PurePath]]:
-  for name, value in flags.access_files().items():
-    if name != 'tls_name' and value is not None:
-      yield name, pathlib.PurePath(value)
-
-
-def _secret_files() -> tuple[str, ...]:
-  return tuple(path.name for _, path in _files())
-
-
-def perform(command: str, config: RunConfig, say: Callable[[str], None]) -> int:
-  """Carries out one command on the back end that was asked for.
-
-  Returns:
-    The exit code of launch.main.
-
-  Raises:
-    ConfigError: the launch can not be.
-    CommandFailed: a program of the back end is missing, or failed.
-  """
-  given = absl_flags.FLAGS
+def _perform(command: str, config: RunConfig) -> int:
+  given, say = absl_flags.FLAGS, functools.partial(print, flush=True)
   whole, kind = read_launch(config), BACKENDS[given.to]
   own = {name: getattr(given, name) for name in options_of(kind)}
   backend = kind(dry_run=given.dry_run, say=say, **own)
   if problems := [*backend.problems()]:
     raise ConfigError(problems)
-  check_evaluator(whole, backend.shares_workdir)
-  notes = [
-    *job.size_notes(config, whole.syncer.resources),
-    *backend.notes(whole),
-  ]
+  whole = seeing(whole, backend.shares_workdir)
+  notes = [*backend.notes()]
   if config.faults:
-    notes.append('config.faults is for --to=local; no process is killed here')
+    notes.append('config.faults is for `diloco local`; nothing is killed here')
   for line in notes:
     print(f'note: {line}', file=sys.stderr)
-  match command:
-    case 'start':
-      return backend.start(whole)
-    case 'add-learner':
-      return backend.add(whole, given.learner)
-    case 'remove-learner':
-      return backend.remove(whole, given.learner)
-    case _:
-      return backend.watch(whole)
+  if command == START:
+    return backend.start(whole)
+  act = backend.add if command == ADD else backend.remove
+  return act(whole, given.learner)
 
 
 def main(argv) -> int:
   config, given = flags.load(), absl_flags.FLAGS
   command = argv[1] if len(argv) > 1 else START
-  say = functools.partial(print, flush=True)
+  if command not in COMMANDS or len(argv) > 2:
+    known = ', '.join(COMMANDS)
+    raise ConfigError([f'{" ".join(argv[1:])}: must be one of {known}'])
+  if (given.learner is not None) != (command in (ADD, REMOVE)):
+    raise ConfigError(['--learner: is for add-learner and remove-learner'])
+  if given.to is None:
+    known = ', '.join(BACKENDS)
+    raise ConfigError(
+      [f'--to: is missing, one of {known}; `diloco local` starts a run here']
+    )
   try:
-    if command not in COMMANDS or len(argv) > 2:
-      known = ', '.join(COMMANDS)
-      raise ConfigError([f'{" ".join(argv[1:])}: must be one of {known}'])
-    if (given.learner is not None) != (command in (ADD, REMOVE)):
-      raise ConfigError(['--learner: is for add-learner and remove-learner'])
-    if command != START and given.to == LOCAL:
-      raise ConfigError(
-        [
-          f'{command}: is for --to={" or --to=".join(BACKENDS)}; here another '
-          'learner is started by hand: docs/one_machine.md'
-        ]
-      )
-    staying = [name for name, kind in BACKENDS.items() if kind.STAYS]
-    if command == WATCH and given.to not in staying:
-      raise ConfigError([f'watch: is for --to={" or --to=".join(staying)}'])
-    if given.to != LOCAL:
-      return perform(command, config, say)
-    if problems := [*wrong_for_target()]:
-      raise ConfigError(problems)
-    if given.dry_run:
-      local.show_processes(config, say)
-      return 0
+    return _perform(command, config)
   except CommandFailed as error:
     print(f'error: {error}', file=sys.stderr)
     return 1
   except KeyboardInterrupt:
     print('stopped by SIGINT; what was started goes on', file=sys.stderr)
     return 130
-  return local.main(argv[:1])
 
 
 if __name__ == '__main__':
-  local.define_flags()
   define_flags()
   flags.run(main)

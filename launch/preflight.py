@@ -4,18 +4,16 @@
 Its processes would say the same, each in its log, after seconds or minutes.
 """
 
-import ast
 import errno
 import importlib.util
-import ipaddress
 import os
 import pathlib
 import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from diloco.config import data_section, flags
+from diloco.config import data_section, flags, lab_section
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.transport import sockets
@@ -32,6 +30,7 @@ def check(config: RunConfig) -> None:
   check_data(config)
   check_model(config)
   check_access(config)
+  lab_section.plan(config.faults, config.protocol.learners)
 
 
 def check_data(config: RunConfig) -> None:
@@ -60,7 +59,7 @@ def check_access(config: RunConfig) -> None:
 
   host = config.transport.host
   with flags.refusing():
-    if _is_any_address(host):
+    if host in ('0.0.0.0', '::'):
       raise ValueError(
         f'transport.host={host!r}: learners can not connect to it; give an '
         'address of this machine, such as 127.0.0.1'
@@ -71,23 +70,15 @@ def check_access(config: RunConfig) -> None:
       )
 
 
-def _is_any_address(host: str) -> bool:
-  try:
-    return ipaddress.ip_address(host).is_unspecified
-  except ValueError:  # A name.
-    return False
-
-
 def check_model(config: RunConfig) -> None:
-  """Looks for a model of the user's own; nothing is imported but packages.
+  """Looks for the module of a model of the user's own; imports packages only.
 
   Raises:
-    ConfigError: there is no such module or function.
+    ConfigError: there is no such module.
   """
   if config.model.own is None:
     return
-  module, name = config.model.own
-  where = f'model.kind={config.model.kind!r}'
+  module, _ = config.model.own
   if os.getcwd() not in sys.path:  # `python -m` has it there.
     sys.path.append(os.getcwd())
   try:
@@ -97,29 +88,10 @@ def check_model(config: RunConfig) -> None:
   if spec is None:
     raise ConfigError(
       [
-        f'{where}: there is no module {module} in {os.getcwd()} or where '
-        'Python looks'
+        f'model.kind={config.model.kind!r}: there is no module {module} in '
+        f'{os.getcwd()} or where Python looks'
       ]
     )
-  if spec.origin and spec.origin.endswith('.py'):
-    bound = set(_bound(pathlib.Path(spec.origin)))
-    if name not in bound and '*' not in bound:
-      raise ConfigError([f'{where}: {spec.origin} has no function {name}'])
-
-
-def _bound(path: pathlib.Path) -> Iterator[str]:
-  """Yields the names that a file binds, at any depth."""
-  try:
-    tree = ast.parse(path.read_text())
-  except (OSError, SyntaxError, ValueError) as error:
-    raise ConfigError([f'{path}: can not be read: {error}']) from None
-  for node in ast.walk(tree):
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-      yield node.name
-    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-      yield node.id
-    elif isinstance(node, ast.alias):
-      yield (node.asname or node.name).partition('.')[0]
 
 
 def check_devices(

@@ -157,7 +157,12 @@ def on_this_machine(
     ConfigError: no such numbers, or devices that they do not share evenly.
   """
   devices, learners = config.mesh.devices, config.protocol.learners
-  numbers = _numbers(asked)
+  words = asked.split(',')
+  if not all(word.isdecimal() and int(word) for word in words):
+    raise ConfigError(
+      [f'--hosts={asked}: must be a number from 1, or such as 2,1']
+    )
+  numbers = [*map(int, words)]
   if len(numbers) == 1:
     numbers *= learners
   if len(numbers) != learners:
@@ -179,29 +184,6 @@ def on_this_machine(
     forced = f'{xla_flags} {FORCED}={devices // hosts}'.strip()
     found.append(Processes(hosts, ((XLA_FLAGS, forced),) * cpu_devices))
   return tuple(found)
-
-
-def hosts_of_all(asked: str) -> int:
-  """Returns the hosts of every learner, if they must all be equal.
-
-  Raises:
-    ConfigError: it is not one number from 1.
-  """
-  first, *others = _numbers(asked)
-  if others:
-    raise ConfigError(
-      [f'--hosts={asked}: one number for all, but for --to=local']
-    )
-  return first
-
-
-def _numbers(asked: str) -> tuple[int, ...]:
-  words = asked.split(',')
-  if not all(word.isdecimal() and int(word) for word in words):
-    raise ConfigError(
-      [f'--hosts={asked}: must be a number from 1, or such as 2,1']
-    )
-  return tuple(map(int, words))
 
 
 @dataclasses.dataclass(frozen=True)

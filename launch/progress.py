@@ -16,10 +16,9 @@ from diloco.metrics.status import Evaluation, LearnerStatus, RunStatus
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.pages import text_tables
-from launch import exit_policy
-from launch.exit_policy import RUNNING
+from launch import supervisor
 from launch.program import LEARNER
-from launch.supervisor import ProcessState
+from launch.supervisor import RUNNING, ProcessState
 
 TABLE_EVERY_S = 0.5
 LINE_EVERY_S = 5.0
@@ -31,12 +30,12 @@ STYLES = {
   RUNNING: 'green',
   status.JOINING: 'yellow',
   COMPILING: 'yellow',
-  exit_policy.WAITING: 'yellow',
+  supervisor.WAITING: 'yellow',
   status.GONE: 'red',
-  exit_policy.DEAD: 'bold red',
-  exit_policy.STOPPED: 'red',
+  supervisor.DEAD: 'bold red',
+  supervisor.STOPPED: 'red',
   status.LEFT: 'dim',
-  exit_policy.FINISHED: 'dim',
+  supervisor.FINISHED: 'dim',
 }
 
 

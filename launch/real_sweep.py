@@ -7,32 +7,22 @@ its steps, stalls and ages would be others. Each lies in a folder as of
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import rich.console
 from absl import flags as absl_flags
 
-from diloco.config import lab_section
 from diloco.config.sections import ConfigError
 from diloco.metrics.run_progress import ProgressLine
 from diloco.sweeps import making, recorded_result, sweep
 from diloco.sweeps.making import Sweep, SweepRun
 from diloco.sweeps.sweep import BadResult
-from launch import local, preflight, session
+from launch import local, preflight
 from launch import program as launch_program
 from launch.preflight import free_address
 
 LOG = 'logs/launcher.log'  # In the folder of a run.
 LOG_WIDTH = 120  # Of the tables in a log.
-# Flags that a sweep does not take, and what is done instead.
-ONE_RUN = {
-  'overwrite': (
-    'is for a single run; remove the folder of a run to make it again'
-  ),
-  'page': 'is for a single run; python -m diloco.watch FOLDER serves its page',
-  'page_port': 'is for a single run, as --page is',
-}
 
 
 def main(argv) -> int:
@@ -42,9 +32,13 @@ def main(argv) -> int:
     ConfigError: it can't be made; names all that is wrong.
   """
   local.check_arguments(argv)
-  given = absl_flags.FLAGS
-  if vain := [name for name in ONE_RUN if given[name].present]:
-    raise ConfigError([f'--{name}: {ONE_RUN[name]}' for name in vain])
+  if absl_flags.FLAGS['overwrite'].present:
+    raise ConfigError(
+      [
+        '--overwrite: is for a single run; remove the folder of a run to make '
+        'it again'
+      ]
+    )
   asked = making.plan(of_processes=True)
   problems: dict[str, None] = {}  # Each once, whatever the seeds.
   for run in asked.runs:
@@ -58,13 +52,14 @@ def main(argv) -> int:
   return make(asked, make_run)
 
 
-# Makes a run, or goes on with it; returns the exit code of the launcher. Takes
-# what is told a line on the progress now and then.
-MakeRun = Callable[[SweepRun, Callable[[str], None]], int]
-
-
-def make(asked: Sweep, make_run: MakeRun) -> int:
+def make(
+  asked: Sweep, make_run: Callable[[SweepRun, Callable[[str], None]], int]
+) -> int:
   """Makes the runs without a result, then prints the table.
+
+  Args:
+    make_run: makes a run, or goes on with it, and returns the exit code of the
+      launcher; takes what is told a line on the progress now and then.
 
   Returns:
     0; 1 if a run failed; 128 + n if signal n stopped it.
@@ -72,39 +67,29 @@ def make(asked: Sweep, make_run: MakeRun) -> int:
   Raises:
     ConfigError: another sweep is making runs in the folder.
   """
+
+  def one_by_one(runs: Sequence[SweepRun]) -> Iterator[tuple[SweepRun, int]]:
+    for run in runs:
+      if received:  # Between two runs.
+        raise local.Interrupted(received[0])
+      with ProgressLine() as line:
+        begin = f'{run.name}: '
+        code = make_run(run, lambda text, b=begin, x=line: x.say(b + text))
+      if code > 128:
+        raise local.Interrupted(code - 128)
+      if code == 0:
+        _keep_result(run)
+      yield run, code
+
   try:
-    with session.signals() as received:
-      one_by_one = functools.partial(_one_by_one, make_run, received)
+    with local.signals() as received:
       note = 'one at a time, for each takes the whole machine'
       return making.make(asked, one_by_one, note, LOG)
-  except session.Interrupted as stopped:
+  except local.Interrupted as stopped:
     making.say(
       f'{stopped}; no process is left; the same command goes on with the sweep'
     )
     return 128 + stopped.number
-
-
-def _one_by_one(
-  make_run: MakeRun, received: Sequence[int], runs: Sequence[SweepRun]
-) -> Iterator[tuple[SweepRun, int]]:
-  """Makes the runs; yields each with its exit code, once it has ended.
-
-  Args:
-    received: signals, as they come between two runs.
-
-  Raises:
-    Interrupted: a signal has stopped the sweep.
-  """
-  for run in runs:
-    if received:
-      raise session.Interrupted(received[0])
-    with ProgressLine() as line:
-      code = make_run(run, _prefixed(run, line))
-    if code > 128:
-      raise session.Interrupted(code - 128)
-    if code == 0:
-      _keep_result(run)
-    yield run, code
 
 
 def _keep_result(run: SweepRun) -> None:
@@ -117,10 +102,6 @@ def _keep_result(run: SweepRun) -> None:
     sweep.write_into(run.workdir.root, found)
 
 
-def _prefixed(run: SweepRun, line: ProgressLine) -> Callable[[str], None]:
-  return lambda text: line.say(f'{run.name}: {text}')
-
-
 def _check(run: SweepRun) -> None:
   """Looks at what can be known of a run before an earlier one is made.
 
@@ -129,7 +110,6 @@ def _check(run: SweepRun) -> None:
   """
   config, transport = run.config, run.config.transport
   preflight.check(config)
-  lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(transport.host, transport.port)
   local.read_program(config, run.workdir, address, run.arguments)
   # One that is over was compared with its configuration before.
@@ -153,7 +133,6 @@ def make_run(run: SweepRun, tell: Callable[[str], None]) -> int:
   config = run.config
   if making.is_over(run.workdir):
     return 0
-  planned = lab_section.plan(config.faults, config.protocol.learners)
   address = free_address(config.transport.host, config.transport.port)
   parts = dataclasses.replace(
     local.read_program(config, run.workdir, address, run.arguments),
@@ -164,7 +143,4 @@ def make_run(run: SweepRun, tell: Callable[[str], None]) -> int:
   log.parent.mkdir(exist_ok=True)
   with lock, log.open('a') as file:
     console = rich.console.Console(file=file, width=LOG_WIDTH)
-    planned, trains = local.begin(
-      config, parts, workdir, address, goes_on, planned, console
-    )
-    return session.run(config, parts, workdir, planned, console, trains, tell)
+    return local.make(config, parts, workdir, address, goes_on, console, tell)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the roles of a run alive, and leaves no process behind."""
+"""Keeps the roles of a run alive, and leaves no process behind.
+
+Its exit codes are those of all back ends.
+"""
 
 import contextlib
 import dataclasses
@@ -16,17 +19,6 @@ from absl import logging
 
 from diloco.config.hardware import GROUP_SECRET
 from diloco.transport import sockets
-from launch.exit_policy import (
-  DEAD,
-  FINISHED,
-  RUNNING,
-  STOPPED,
-  WAITING,
-  after_exit,
-  describe_exit,
-  has_left,
-  severity,
-)
 from launch.parent_death import dying_with_parent
 from launch.program import Role
 
@@ -37,6 +29,79 @@ DISMISSED = 'it was dismissed'  # The end of an event's detail.
 LOG_LOOK_S = 10.0
 LOG_BYTES = 64 << 20  # Of one process; then its log is cut, and
 LOGS_KEPT = 4  # so many older ones stay: NAME.log.1 is the newest of them.
+
+EXIT_CONFIG = 78  # The same configuration would fail again.
+EXIT_USAGE = 64  # So would the same command line.
+EXIT_CUT_OFF = 69  # A learner has made all steps, and found no syncer.
+# All others but 0 are tried again.
+EXITS_FATAL = (EXIT_USAGE, EXIT_CUT_OFF, EXIT_CONFIG)
+EXIT_STOPPED = 143  # 128 + SIGTERM: it left within its notice.
+
+# States of a process.
+RUNNING = 'running'
+WAITING = 'waiting'  # Dead; will be started again.
+FINISHED = 'finished'  # Exited with 0.
+DEAD = 'dead'  # Will not be started again.
+STOPPED = 'stopped'  # Told to leave; the same command starts it again.
+
+
+@dataclasses.dataclass(frozen=True)
+class ExitDecision:
+  """The decision about a process that exited, and its reason."""
+
+  state: str  # FINISHED, WAITING or DEAD.
+  stops_run: bool
+  reason: str
+
+
+def after_exit(
+  code: int,
+  restarts: int,
+  restarts_max: int,
+  run_is_over: bool,
+  optional: bool = False,
+) -> ExitDecision:
+  """Decides about a process that exited with `code` (−n: by signal n)."""
+  how = describe_exit(code)
+  if code == 0:
+    return ExitDecision(FINISHED, False, how)
+  if run_is_over:
+    return ExitDecision(DEAD, False, f'{how}; the run is over, no restart')
+  if code == EXIT_CONFIG:
+    reason = f'{how}: it can not run as configured'
+    return ExitDecision(DEAD, not optional, reason)
+  if code == EXIT_CUT_OFF:
+    return ExitDecision(DEAD, False, f'{how}: its steps are made, no syncer')
+  if restarts >= restarts_max:
+    reason = f'{how}; restarts used up ({restarts} of {restarts_max})'
+    return ExitDecision(DEAD, not optional, reason)
+  return ExitDecision(WAITING, False, f'{how}; restart {restarts + 1}')
+
+
+def describe_exit(code: int) -> str:
+  """Describes an exit code: 'exited with code 1', 'died of SIGKILL'."""
+  if code >= 0:
+    return f'exited with code {code}'
+  return f'died of {signal.Signals(-code).name}'
+
+
+def has_left(code: int) -> bool:
+  """Returns True if it ended in good order: at the run's end, or when told
+  to.
+  """
+  return code in (0, EXIT_STOPPED, -signal.SIGTERM)
+
+
+def severity(code: int) -> int:
+  """Returns the severity of an exit code.
+
+  Of the processes of one role, the exit code of highest severity counts.
+  """
+  if code == EXIT_CONFIG:
+    return 3
+  if not has_left(code):
+    return 2
+  return 1 if code else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +120,7 @@ class ProcessState:
   """The state of one role of the run."""
 
   name: str
-  state: str  # One of `exit_policy`.
+  state: str  # One of the states above.
   pid: int | None  # Of its first process; None unless running.
   starts: int
 
@@ -303,21 +368,21 @@ class Supervisor:
   def is_running(self, name: str) -> bool:
     return self._groups[name].state == RUNNING
 
+  def send(
+    self, name: str, number: signal.Signals, event: str, reason: str
+  ) -> None:
+    """Signals a running role; the event is announced beforehand."""
+    group = self._groups[name]
+    assert group.state == RUNNING, f'{name} is not running'
+    group.send(number, event, reason)
+
   def kill(self, name: str, reason: str) -> None:
     """SIGKILL for a running role, announced beforehand."""
-    self._send(name, signal.SIGKILL, 'killed', reason)
-
-  def pause(self, name: str, reason: str) -> None:
-    """SIGSTOP for a running role, announced beforehand."""
-    self._send(name, signal.SIGSTOP, 'paused', reason)
-
-  def go_on(self, name: str, reason: str) -> None:
-    """SIGCONT for a paused role, announced beforehand."""
-    self._send(name, signal.SIGCONT, 'went on', reason)
+    self.send(name, signal.SIGKILL, 'killed', reason)
 
   def terminate(self, name: str, reason: str) -> None:
     """SIGTERM for a running role, announced beforehand; it is restarted."""
-    self._send(name, signal.SIGTERM, 'stopped', reason)
+    self.send(name, signal.SIGTERM, 'stopped', reason)
 
   def add(self, role: Role) -> None:
     """Adds a role, or one that is dead; it is started at the next `poll`."""
@@ -364,13 +429,6 @@ class Supervisor:
           how = describe_exit(last.code)
           self._tell(last.process, 'exited', last.pid, how)
       time.sleep(POLL_S)
-
-  def _send(
-    self, name: str, number: signal.Signals, event: str, reason: str
-  ) -> None:
-    group = self._groups[name]
-    assert group.state == RUNNING, f'{name} is not running'
-    group.send(number, event, reason)
 
   def _judge(self, group: RoleProcesses, ended: list[ProcessExit]) -> None:
     """Decides what becomes of processes that have ended."""

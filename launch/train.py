@@ -3,7 +3,7 @@
 
   python -m diloco train [FILE_OR_FOLDER] [--steps=800] [--learners=2] \\
     [--lr=0.004] [--batch=8] [--seed=0] [--workdir=DIR] [--config.a.b=c] \\
-    [--resume] [--page] [--sweep=KEY=V1,V2 [--seeds=3]]
+    [--resume] [--sweep=KEY=V1,V2 [--seeds=3]]
 
 It is `launch.local` with experiments/train.py: two learners, no fault. At the
 end it draws from the model and says what can be done next. Without a text it
@@ -18,7 +18,6 @@ Without --steps a text is read ten times at most, in 800 steps at most: a small
 model learns a small text by heart, and gets worse on any other.
 """
 
-import os
 import pathlib
 import re
 import shlex
@@ -32,7 +31,6 @@ from absl import flags as absl_flags
 from diloco.config import config_files, flags, run_config
 from diloco.config.sections import ConfigError
 from diloco.metrics import files
-from diloco.metrics.status import read_evaluation
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import making
 from launch import epochs, local
@@ -147,18 +145,10 @@ def next_commands(
     goes_on: whether more steps are worth it.
   """
   program, folder = _program(), shlex.quote(workdir)
-  steps = ('--steps', f'--{EXTEND}', f'--config.{run_config.TOTAL_STEPS}')
-  again = ('--resume', '--overwrite', f'--{flags.WORKDIR}')
-  kept, skips = [], False
-  for word in argv:
-    name, equals, _ = word.partition('=')
-    is_left_out = name in (*steps, *again)
-    if not (is_left_out or skips):
-      kept.append(word)
-    skips = is_left_out and not equals and name not in again[:2]
-  longer = shlex.join(
-    [*kept, f'--{flags.WORKDIR}={workdir}', f'--steps={2 * total_steps}']
-  )
+  # Of a flag that is given twice the last one counts.
+  left_out = ('--resume', '--overwrite', f'--{EXTEND}')
+  kept = [word for word in argv if not word.startswith(left_out)]
+  longer = shlex.join([*kept, f'--steps={2 * total_steps}'])
   rows = [
     ('another sample', f"generate {folder} --prompt='The ' --seed=1"),
     ('a page with all that happened', f'report {folder}'),
@@ -176,11 +166,8 @@ def _program() -> str:
   script = pathlib.Path(sys.executable).with_name('diloco')
   if not script.exists():
     return 'python -m diloco'
-  if shutil.which('diloco') == str(script):
-    return 'diloco'
-  # Not the folder of the script itself: a shell looks up a bare name in PATH.
-  below = pathlib.Path.cwd() in script.parent.parents
-  return shlex.quote(os.path.relpath(script) if below else str(script))
+  is_found = shutil.which('diloco') == str(script)
+  return 'diloco' if is_found else shlex.quote(str(script))
 
 
 def parse(argv: Sequence[str]) -> list[str]:
@@ -219,8 +206,7 @@ def main(argv) -> int:
     files.replace(workdir.sample, sample.stdout)
     print(f'\nWhat the model writes:\n{sample.stdout.decode(errors="replace")}')
   total_steps = given.config.protocol.total_steps
-  evaluation = read_evaluation(workdir.evaluation)
-  rose = evaluation and epochs.over_fitted(workdir, evaluation)
+  rose = epochs.over_fitted(workdir)
   print(next_commands(given.workdir, total_steps, OWN, goes_on=not rose))
   return 0
 

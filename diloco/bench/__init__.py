@@ -3,9 +3,7 @@
 
 Start with `rows`, the benchmarks by name; `docs/benchmarks.md` is their page.
 
-  rows           all benchmarks; those without processes; a new one is an entry
-  process_rows   stalls, bytes, memory, growth and starts of real processes
-  real_run       runs of real processes, and their configuration
-  measurement    what a benchmark returns; repetitions as a table and as JSON
-  machine_load   the machine, and how busy others keep it
+  rows         all benchmarks; a new one is an entry
+  real_run     runs of real processes, and their configuration
+  measurement  what a benchmark returns; a table of it; the machine
 """

@@ -22,7 +22,7 @@ import rich.console
 from absl import flags as absl_flags
 from absl import logging
 
-from diloco.bench import machine_load, measurement
+from diloco.bench import measurement
 from diloco.bench.measurement import (
   BenchFailed,
   BenchSettings,
@@ -76,12 +76,12 @@ def main(argv: Sequence[str]) -> int:
   settings = BenchSettings(given.smallest, sizes(given.millions), given.minutes)
   if given.write_speeds and HOSTS not in names:
     raise ConfigError(f'--write_speeds: needs the row {HOSTS}')
-  files_ = (given.markdown, given.json, given.write_speeds)
-  check_writable([pathlib.Path(p) for p in files_ if p])
+  written = (given.markdown, given.json, given.write_speeds)
+  check_writable([pathlib.Path(p) for p in written if p])
   logging.set_verbosity(logging.ERROR)
   # Ends the processes of a run, too.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-  machine, whole = machine_load.describe(), machine_load.LoadMeter()
+  machine, whole = measurement.describe(), measurement.LoadMeter()
   with ProgressLine() as line:
     found, failed = measure(names, settings, given.repeats, line.say)
   again = shlex.join(['python', '-m', 'diloco.bench', *sys.argv[1:]])
@@ -113,7 +113,7 @@ def measure(
   began_s, of = time.monotonic(), len(names) * repeats
   costs = [ROWS[name].seconds for name in names for _ in range(repeats)]
   for number, name in enumerate(names):
-    meter, repetitions = machine_load.LoadMeter(), []
+    meter, repetitions = measurement.LoadMeter(), []
     try:
       for i in range(repeats):
         done = number * repeats + i

@@ -1,15 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark is and returns; its repetitions as a table and as JSON."""
+"""What a benchmark is and returns; a table of it and JSON; the machine."""
 
 import dataclasses
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from diloco.bench import machine_load
+from diloco import __version__
 from diloco.pages.parts import Column, ReportPage, Table
 
 SCALES = {'s': 1.0, 'ms': 1e3, 'µs': 1e6}
+STAT = pathlib.Path('/proc/stat')
+CPUINFO = pathlib.Path('/proc/cpuinfo')
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGES = ('jax', 'jaxlib', 'numpy', 'optax', 'grpcio', 'orbax-checkpoint')
+IDLE = (3, 4)  # Fields of a line of /proc/stat: idle, waiting for a disk.
+GUEST = 8  # From here on, fields repeat what others hold.
+BUSY_SHARE = 0.05  # Of all cores; from here on the table warns.
 COLUMNS = (
   'row', 'figure', 'median', 'least … most', 'unit', 'ratio', 'against',
   'others',
@@ -116,7 +130,6 @@ class Comparison:
     turns: so many calls of each, after one that does not count.
     clock: seconds; by default the CPU time of all threads of the process, so
       that a busy machine lengthens nothing.
-    times: how many calls of the reference do as much.
   """
 
   name: str
@@ -127,7 +140,6 @@ class Comparison:
   against: str
   turns: int
   clock: Callable[[], float] = time.process_time
-  times: int = 1
 
   def measure(self) -> BenchFigure:
     """Returns medians: of the calls, and of the turns' ratios."""
@@ -137,7 +149,7 @@ class Comparison:
       (timed(self.work, self.clock), timed(self.reference, self.clock))
       for _ in range(self.turns)
     ]
-    ratio = statistics.median(a / b for a, b in took) / self.times
+    ratio = statistics.median(a / b for a, b in took)
     work_s = statistics.median(a for a, _ in took)
     return BenchFigure(
       self.name, self.value(work_s), self.unit, ratio, self.against
@@ -173,7 +185,7 @@ class RepeatedFigure:
   against: str
   values: tuple[float, ...]
   ratios: tuple[float, ...]  # Empty if there is no reference.
-  others: float | None  # Share of the machine's CPU time, of the whole row.
+  others: float  # Share of the machine's CPU time, of the whole row.
 
   @property
   def median(self) -> float:
@@ -196,7 +208,7 @@ class RepeatedFigure:
 
 
 def repeated(
-  row: str, repetitions: Sequence[Sequence[BenchFigure]], others: float | None
+  row: str, repetitions: Sequence[Sequence[BenchFigure]], others: float
 ) -> list[RepeatedFigure]:
   """Gathers the repetitions of a row, figure by figure."""
   found = []
@@ -223,13 +235,13 @@ class Measured:
   figures: Sequence[RepeatedFigure]
   failed: dict[str, str]  # Why, by row.
   machine: dict
-  others: float | None
+  others: float
   command: str
 
   def page(self) -> ReportPage:
     """Returns the table with what it was measured on."""
     machine = self.machine
-    memory_gb = (machine['memory_bytes'] or 0) / 1e9
+    memory_gb = machine['memory_bytes'] / 1e9
     rows = tuple(
       (
         f.row,
@@ -239,7 +251,7 @@ class Measured:
         f.unit,
         _short(f.ratio),
         f.against,
-        None if f.others is None else f'{f.others:.0%}',
+        f'{f.others:.0%}',
       )
       for f in self.figures
     )
@@ -253,7 +265,7 @@ class Measured:
         f'{machine["cpu"]}, {machine["cores_allowed"]} of {machine["cores"]} '
         f'cores, {memory_gb:.1f} GB; Python {machine["python"]}, jax '
         f'{machine["versions"]["jax"]}; commit {machine["commit"]}.',
-        machine_load.said(self.others),
+        said(self.others),
         HOW_TO_READ,
       ),
       parts=(Table('benchmarks', 'Benchmarks', columns, rows, notes),),
@@ -282,3 +294,89 @@ def _short(value: float | None) -> str | None:
   if abs(value) >= 10 ** (DIGITS - 1):
     return f'{value:,.0f}'
   return f'{value:.{DIGITS}g}'
+
+
+# The machine, and how busy others keep it.
+
+
+def describe() -> dict:
+  """Returns processor, cores, memory, versions, and the commit if known."""
+  cpu = re.search(r'model name\s*:\s*(.*)', CPUINFO.read_text())
+  return {
+    'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+    'cpu': cpu[1] if cpu else platform.machine(),
+    'cores': os.cpu_count(),
+    'cores_allowed': len(os.sched_getaffinity(0)),
+    'memory_bytes': os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'),
+    'system': platform.platform(),
+    'python': platform.python_version(),
+    'diloco': __version__,
+    'commit': _commit(),
+    'versions': {name: importlib.metadata.version(name) for name in PACKAGES},
+  }
+
+
+# CPU seconds so far: of the machine, idle ones among them, and of this process
+# and its dead children.
+CpuTimes = tuple[float, float, float]
+
+
+class LoadMeter:
+  """Measures which share of the machine's CPU time others used.
+
+  Children count as its own once they have been waited for.
+  """
+
+  def __init__(self):
+    self._begin = read_times()
+
+  def others(self) -> float:
+    """Returns the others' share since the start, in [0, 1]."""
+    return share_of_others(self._begin, read_times())
+
+
+def share_of_others(begin: CpuTimes, end: CpuTimes) -> float:
+  """Returns (busy − own) / total between two readings; 0 if no time passed."""
+  total_s, idle_s, own_s = (b - a for a, b in zip(begin, end))
+  return min(max((total_s - idle_s - own_s) / (total_s or 1.0), 0.0), 1.0)
+
+
+def read_times() -> CpuTimes:
+  """Reads /proc/stat."""
+  line = STAT.read_text().split('\n', 1)[0]
+  tick_s = 1 / os.sysconf('SC_CLK_TCK')
+  fields = [int(field) * tick_s for field in line.split()[1:]][:GUEST]
+  used = os.times()
+  return sum(fields), sum(fields[i] for i in IDLE), sum(used[:4])
+
+
+def said(share: float) -> str:
+  """Returns the sentence on the others' share."""
+  warning = (
+    ' Figures of time are not those of a quiet machine.'
+    if share > BUSY_SHARE
+    else ''
+  )
+  return (
+    f'Other processes used {share:.0%} of the CPU time of all cores during '
+    f'the run.{warning}'
+  )
+
+
+def _commit() -> str | None:
+  """Returns the commit of a checkout, with a + if files differ from it."""
+  if not (ROOT / '.git').exists():
+    return None
+  commit = _git('rev-parse', 'HEAD')
+  changed = _git('status', '--porcelain', '--untracked-files=no')
+  return f'{commit}+' if commit and changed else commit
+
+
+def _git(*words: str) -> str | None:
+  try:
+    done = subprocess.run(
+      ['git', *words], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+  except (OSError, subprocess.CalledProcessError):
+    return None
+  return done.stdout.strip()

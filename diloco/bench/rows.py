@@ -1,41 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks by name; and those that need no process of their own.
+"""The benchmarks by name.
 
-A syncer's round, its parts, what hosts do with a fragment, codecs, the lab and
-the simulator: most are `Comparison`s, which one loop measures. The syncer has
-its real work: it takes the bytes of M learners from memory, decodes and checks
-them, merges, steps the outer optimizer, encodes the update and offers it. Not
-measured: the network. GB/s are those of f32 contributions.
+A syncer's round, its parts, what hosts do with a fragment, codecs and the
+simulator are measured in this process, most as `Comparison`s in one loop. The
+syncer has its real work: it takes the bytes of M learners from memory, decodes
+and checks them, merges, steps the outer optimizer, encodes the update and
+offers it. Not measured: the network. GB/s are those of f32 contributions.
+
+Stalls of steps, bytes, memory and growth are those of real processes. The twin
+without syncing is the same processes with H so long that no round becomes due.
+Where steps are slept out, a sleep stands for accelerators at work.
 """
 
 import functools
 import queue
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from diloco.bench import process_rows
 from diloco.bench.measurement import (
+  BenchFailed,
   BenchFigure,
   BenchRow,
   BenchSettings,
   Comparison,
+  duration,
+  quantile,
 )
-from diloco.bench.real_run import get_config
+from diloco.bench.real_run import (
+  NEVER,
+  SYNCER,
+  RealRun,
+  bowl,
+  column,
+  get_config,
+  status,
+  step_seconds,
+)
 from diloco.config import run_config
+from diloco.config.sections import CheckpointConfig, defaults
 from diloco.fleets import fleet
 from diloco.fleets.failures import FaultEvents
 from diloco.fleets.fleet import Fleet
-from diloco.lab.process_arrays import ArrayBackend
-from diloco.learner.device import Device
+from diloco.metrics import names
+from diloco.metrics.workdir import learner_name
 from diloco.numerics import codec, merge, outer, payload
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.config import ProtocolConfig
-from diloco.run import contributions
+from diloco.run import payload_parts
 from diloco.run.payload_parts import announced
 from diloco.run.spec import RunSpec, make_run_spec
-from diloco.simulator.cluster import Cluster, ClusterOptions, Timing
 from diloco.simulator.network import Network
 from diloco.syncer.outer_state import make_optimizer
 from diloco.syncer.shard import Shard
@@ -45,8 +61,7 @@ COPY = 'a copy of the contributions in f32'
 COPY_OF_VALUES = 'a copy of the f32 values'
 FEW, MANY = 2, 8  # Learners of a round.
 WIRE = 'int4'  # The default of both directions.
-LAB_LEARNERS = 4
-FRAGMENTS = 24  # Of the simulator; steps of the lab in a turn.
+FRAGMENTS = 24  # Of the simulator.
 
 
 def copying(values: int) -> Callable[[], object]:
@@ -165,7 +180,7 @@ class Stages:
     self.values = sum(x.size for x in pieces)
     self.syncer = {
       'checks and norms': lambda: [
-        contributions.checked(payload.inspect(d, pieces, up)) for d in datas
+        payload_parts.checked(payload.inspect(d, pieces, up)) for d in datas
       ],
       'RDA': functools.partial(merge.merge, pulled, weights, pieces),
       # It encodes the update, and decodes it as the learners will.
@@ -176,7 +191,7 @@ class Stages:
       'CRC': functools.partial(payload.piece_crcs, delta, pieces),
     }
     self.learner = {
-      'encode': lambda: contributions.encode(theta, other, pieces, up),
+      'encode': lambda: payload_parts.encode(theta, other, pieces, up),
       'take in': lambda: payload.crc(
         outer.add(theta, payload.decode(update, pieces, down)), pieces
       ),
@@ -272,7 +287,7 @@ def measure_codecs(
     yield BenchFigure(f'{name} relative error', float(error), '')
 
 
-# The simulator and the lab.
+# The simulator.
 
 
 def simulate(learners: int, steps: int) -> int:
@@ -329,94 +344,342 @@ def measure_simulator(settings: BenchSettings) -> Iterator[BenchFigure]:
       yield BenchFigure(name, each_us, 'µs', each_us / alone_us, against)
 
 
-def measure_lab(settings: BenchSettings) -> Iterator[BenchFigure]:
-  """Measures a step of one learner in the lab beside a plain one, in wall time.
+# Real processes.
 
-  Learners of 131 k parameters, alternating with plain steps on the same
-  batches, in one process. `XLA_FLAGS=--xla_cpu_multi_thread_eigen=false` gives
-  the times of a sweep, whose runs have one thread each.
+Overrides = Mapping[str, object]
+Steps = list[list[dict]]  # By learner, records of its steps.
+
+
+def every(steps: int, overlap: int, fragments: int = 4) -> Overrides:
+  """Returns H, τ and P."""
+  return {
+    'protocol.fragments': fragments,
+    'protocol.sync_every_steps': steps,
+    'protocol.overlap_steps': overlap,
+  }
+
+
+TWIN = 'the same without syncing'
+WITHOUT = {'protocol.sync_every_steps': NEVER}
+EVERY_8, EVERY_20, EVERY_24 = every(8, 2), every(20, 4), every(24, 6)
+SMALL_DECODER = {
+  'model.layers': 2,
+  'model.d_model': 128,
+  'model.heads': 4,
+  'model.kv_heads': 2,
+  'model.head_dim': 32,
+  'model.d_ff': 256,
+}
+SMALL_PARAMETERS = 361_088
+SAVE = 'checkpoint.learner_every_steps'
+QUANTILES = {'longest': 1.0, 'p99': 0.99, 'median': 0.5}
+EMPTY_MILLIONS = 0.001
+SAMPLES = 300  # Of memory, in the row `long`,
+WARM_UP = 1 / 12  # and what of it is left out: compiling, allocators, pools.
+
+
+# Steps with and without something.
+
+
+def _steps(
+  overrides: Overrides, floors_s: list[float], count: int, rounds: int
+) -> Steps:
+  """Returns `count` steps of each learner, after `rounds` rounds with each.
+
+  Raises:
+    BenchFailed: learners were to save, and one has no checkpoint at the end.
   """
-  config = get_config()
-  config.model.update(
-    layers=2, d_model=64, heads=4, kv_heads=2, head_dim=16, d_ff=192
-  )
-  config.model.update(settings.pick({}, {'layers': 1, 'd_model': 32}))
-  config.data.update(seq_len=settings.pick(64, 16))
-  config.protocol.update(learners=LAB_LEARNERS, total_steps=10**6)
-  run_spec = make_run_spec(run_config.build(config))
-  device = Device(run_spec)
-  cluster = Cluster(
-    run_spec.config.protocol,
-    Timing(dict.fromkeys(range(LAB_LEARNERS), 1.0), jitter=0.05),
-    seed=0,
-    contents=ArrayBackend(run_spec, device),
-    options=ClusterOptions(tokens_per_step=device.tokens_per_step),
-  )
-  for learner in range(LAB_LEARNERS):
-    cluster.start(learner)
-  state = [0, *device.init(run_spec.initial_parameters())]
-  dataset = run_spec.dataset(0)
+  learners = range(len(floors_s))
+  with RealRun({'protocol.learners': len(floors_s), **overrides}) as run:
+    run.start_syncer()
+    for m, floor_s in enumerate(floors_s):
+      run.start_learner(m, step_floor_s=floor_s)
+    for m in learners:
+      run.until_steps(m, 5)
+      run.until_merged(m, rounds)
+    # All of them at the same time.
+    before = [len(run.steps(m)) for m in learners]
+    for m, begin in enumerate(before):
+      run.until_steps(m, max(begin + count - len(run.steps(m)), 0))
+    for m in learners if SAVE in overrides else ():
+      if not list(run.workdir.checkpoints(learner_name(m)).glob('[0-9]*')):
+        raise BenchFailed(f'learner {m} has no checkpoint')
+    return [
+      run.steps(m)[begin : begin + count] for m, begin in enumerate(before)
+    ]
 
-  def plain():
-    for _ in range(FRAGMENTS):
-      position, params, inner = state
-      batch = device.put_batch(dataset[position])
-      state[1], state[2], metrics = device.step(
-        params, inner, batch, 1e-3, (0, position)
+
+def _with_and_without(
+  overrides: Overrides, floors_s: list[float], count: int, rounds: int
+) -> tuple[Steps, Steps]:
+  without = _steps({**overrides, **WITHOUT}, floors_s, count, 0)
+  return _steps(overrides, floors_s, count, rounds), without
+
+
+def all_seconds(steps: Steps) -> list[float]:
+  return [s for each in steps for s in step_seconds(each)]
+
+
+def stalls(
+  name: str, steps: Steps, twin: Steps, against: str, titles: Sequence[str]
+) -> Iterator[BenchFigure]:
+  """Yields quantiles of the step time beyond the twin's median step."""
+  steps_s, twin_s = all_seconds(steps), all_seconds(twin)
+  for title in titles:
+    share = QUANTILES[title]
+    yield duration(
+      f'{name}, {title} step stall',
+      'ms',
+      quantile(steps_s, share),
+      quantile(twin_s, share),
+      against,
+      beyond_s=quantile(twin_s, 0.5),
+    )
+
+
+def measure_stall(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Measures stalls of two learners whose computation is a sleep, by size."""
+  for millions in settings.sizes:
+    synced, alone = _with_and_without(
+      {**EVERY_20, **bowl(millions)},
+      2 * [sleep_s(millions)],
+      settings.pick(100, 10),
+      settings.pick(8, 1),
+    )
+    name = f'{millions:g} M'
+    yield from stalls(name, synced, alone, TWIN, tuple(QUANTILES))
+    boundary_s = max(s for e in synced for s in column(e, names.STALL_TIME))
+    usual_s = quantile(all_seconds(alone), 0.5)
+    yield duration(
+      f'{name}, longest boundary', 'ms', boundary_s, usual_s, 'a step'
+    )
+
+
+def sleep_s(millions: float) -> float:
+  """Returns how long a step of such a model is slept out."""
+  return 0.03 + 0.02 * millions
+
+
+def measure_saving(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Measures stalls of learners that save, by size.
+
+  First with computation as a sleep, then with steps that keep the cores busy;
+  the same syncing without saves is the reference.
+  """
+  count, saves = settings.pick((120, 40), (10, 5))
+  kinds = {'compute as a sleep': sleep_s, 'cores busy': lambda millions: 0.0}
+  for kind, floor_s in kinds.items():
+    for millions in settings.sizes:
+      saving, without = (
+        _steps(
+          {**EVERY_20, **bowl(millions), **more},
+          2 * [floor_s(millions)],
+          count,
+          settings.pick(8, 1),
+        )
+        for more in ({SAVE: saves}, {})
       )
-      float(metrics['loss'])
-      state[0] += 1
+      name = f'{millions:g} M, {kind}'
+      against, titles = 'the same without saves', ('longest', 'p99')
+      yield from stalls(name, saving, without, against, titles)
 
-  yield Comparison(
-    f'a learner-step, M = {LAB_LEARNERS}',
-    'ms',
-    lambda seconds: 1e3 * seconds / (LAB_LEARNERS * FRAGMENTS),
-    # One cycle of fragments of each learner; steps take 1 s of its clock.
-    lambda: cluster.run(cluster.sim.now + FRAGMENTS),
-    plain,
-    'a plain step',
-    settings.pick(6, 1),
-    time.perf_counter,
-    times=LAB_LEARNERS,
-  ).measure()
+
+def measure_decoder(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Measures the step of a real decoder with and without syncing, M = 1."""
+  overrides = {**EVERY_24, **SMALL_DECODER, 'data.batch': 16}
+  overrides['data.seq_len'] = 64
+  synced, alone = _with_and_without(
+    overrides, [0.0], settings.pick(200, 20), settings.pick(8, 1)
+  )
+  steps_s, twin_s = all_seconds(synced), all_seconds(alone)
+  for name, of in (('mean', statistics.mean), ('median', statistics.median)):
+    yield duration(f'{name} step', 'ms', of(steps_s), of(twin_s), TWIN)
+
+
+def _start_both(run: RealRun, rounds: int):
+  """Starts a syncer and two learners; waits for rounds with each."""
+  run.start_syncer()
+  for m in (0, 1):
+    run.start_learner(m)
+  for m in (0, 1):
+    run.until_merged(m, rounds)
+
+
+def measure_return(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Measures the longest step while a syncer that was killed comes back.
+
+  It has saved its ledger alone, so the learners give it whole fragments.
+  """
+  for millions in settings.sizes:
+    floor_s = sleep_s(millions)
+    model = {**bowl(millions), 'run.step_floor_s': floor_s}
+    with RealRun({**EVERY_20, **model}) as run:
+      _start_both(run, settings.pick(8, 1))
+      before = [run.steps(m) for m in (0, 1)]
+      run.kill(SYNCER)
+      closed = len(run.closes())
+      run.start_syncer()
+      more = settings.pick(8, 1)
+      run.until(lambda n=closed + more: len(run.closes()) >= n, 'it closes')
+      after = [run.steps(m)[len(before[m]) :] for m in (0, 1)]
+    usual_s = quantile(all_seconds(before), 0.5)
+    yield duration(
+      f'{millions:g} M, longest step stall',
+      'ms',
+      max(all_seconds(after)),
+      usual_s,
+      'the median step before',
+      beyond_s=usual_s,
+    )
+
+
+def measure_bytes(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Measures TCP payload per parameter and full sync, control plane included.
+
+  Learners count all of their sockets. Between two records, n rounds merged the
+  learner: n / P syncs of all parameters up; all rounds came down.
+  """
+  with RealRun({**EVERY_24, **SMALL_DECODER}) as run:
+    _start_both(run, settings.pick(8, 2))
+    begin, closed = run.steps(0)[-1], len(run.closes())
+    more = settings.pick(48, 8)
+    run.until(lambda: len(run.closes()) >= closed + more, 'rounds close')
+    end = run.steps(0)[-1]
+    rounds = {'up': run.closes(0), 'down': run.closes()}
+  if names.SOCKET_SENT not in end:
+    raise BenchFailed('this system does not count the bytes of sockets')
+  scalars = {'up': names.SOCKET_SENT, 'down': names.SOCKET_RECEIVED}
+  coded = codec.make_codec('int4').nbytes(1 << 20) / (1 << 20)
+  for leg, scalar in scalars.items():
+    carried = sum(
+      begin[names.TIME] < close['time_s'] <= end[names.TIME]
+      for close in rounds[leg]
+    )
+    each = (end[scalar] - begin[scalar]) * EVERY_24['protocol.fragments']
+    each /= max(carried, 1) * SMALL_PARAMETERS
+    yield BenchFigure(
+      f'{leg}, each sync', each, 'B/parameter', each / coded,
+      'int4 with its scales',
+    )  # fmt: skip
+
+
+def measure_memory(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Measures the peak of resident memory beyond that of an empty model."""
+
+  def peak_bytes(millions: float) -> int:
+    overrides = {**EVERY_8, 'run.step_floor_s': 0.05, **bowl(millions)}
+    with RealRun(overrides) as run:
+      _start_both(run, settings.pick(12, 2))
+      return 1024 * status(run.processes[SYNCER].pid, 'VmHWM')
+
+  empty_bytes = peak_bytes(EMPTY_MILLIONS)
+  for millions in settings.sizes:
+    beyond = max(peak_bytes(millions) - empty_bytes, 0)
+    each = beyond / (millions * 1e6)
+    yield BenchFigure(
+      f'{millions:g} M, M = 2', each, 'B/parameter', each / 4, 'Θ in f32'
+    )
+
+
+def measure_long(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Compares the last third of a run with its first: memory, steps, rounds.
+
+  Two learners whose computation is a sleep, with the usual checkpoints. What
+  grows in some minutes shows as a ratio above 1; a slow leak takes an hour.
+  """
+  millions, span_s = settings.sizes[-1], settings.pick(60 * settings.minutes, 6)
+  usual = defaults(CheckpointConfig)
+  overrides = {
+    **EVERY_20,
+    **bowl(millions),
+    'run.step_floor_s': sleep_s(millions),
+    SAVE: usual['learner_every_steps'],
+    'checkpoint.syncer_every_rounds': usual['syncer_every_rounds'],
+  }
+  with RealRun(overrides) as run:
+    _start_both(run, 1)
+    began_s = time.time()
+    memory = {name: [] for name in run.processes}
+    for i in range(1, SAMPLES + 1):
+      due_s = began_s + span_s * i / SAMPLES
+      run.until(lambda due_s=due_s: time.time() >= due_s, 'the next sample')
+      for name, process in run.processes.items():
+        mb = 1024 * status(process.pid, 'VmRSS') / 1e6
+        memory[name].append((time.time(), mb))
+    points = {
+      (f'{name}, memory', 'MB', 0.5): seen for name, seen in memory.items()
+    }
+    for m in (0, 1):
+      seen = [(x[names.TIME], 1e3 * x[names.STEP_TIME]) for x in run.steps(m)]
+      for title in ('median', 'p99'):
+        name = f'{learner_name(m)}, {title} step'
+        points[name, 'ms', QUANTILES[title]] = seen
+    seen = [(close['time_s'], 1e3 * close['sync_s']) for close in run.closes()]
+    points['median round', 'ms', 0.5] = seen
+  for (name, unit, share), seen in points.items():
+    yield growth(name, unit, share, seen, began_s, span_s)
+
+
+def growth(
+  name: str,
+  unit: str,
+  share: float,
+  points: Sequence[tuple[float, float]],
+  began_s: float,
+  span_s: float,
+) -> BenchFigure:
+  """Returns a quantile of the last third of a span beside that of the first.
+
+  Args:
+    points: times and values.
+
+  Raises:
+    BenchFailed: nothing was measured in one of the thirds.
+  """
+  warm_s = began_s + WARM_UP * span_s
+  third_s = (began_s + span_s - warm_s) / 3
+  first, last = (
+    [v for t, v in points if begin_s <= t < begin_s + third_s]
+    for begin_s in (warm_s, warm_s + 2 * third_s)
+  )
+  if not first or not last:
+    raise BenchFailed(f'{name}: too few; give more --minutes')
+  first, last = quantile(first, share), quantile(last, share)
+  against = 'the first third'
+  return BenchFigure(f'{name}, last third', last, unit, last / first, against)
 
 
 HOSTS = 'hosts'  # The row that `diloco plan` knows hosts from.
 ROWS = {
   'stall': BenchRow(
     'stall of a step by syncing, compute as a sleep',
-    process_rows.measure_stall,
+    measure_stall,
     120.0,
   ),
   'checkpoint': BenchRow(
     "stall of a learner's step by its own checkpoint",
-    process_rows.measure_saving,
+    measure_saving,
     150.0,
   ),
   'return': BenchRow(
     "stall of a learner's step while the syncer comes back",
-    process_rows.measure_return,
+    measure_return,
     60.0,
   ),
-  'blocking': BenchRow(
-    'round trip that a step waits for at τ = 0',
-    process_rows.measure_blocking,
-    40.0,
-  ),
   'bytes': BenchRow(
-    'bytes at the sockets, each full sync', process_rows.measure_bytes, 20.0
+    'bytes at the sockets, each full sync', measure_bytes, 20.0
   ),
   'decoder': BenchRow(
     'step of a small decoder, with and without syncing',
-    process_rows.measure_decoder,
+    measure_decoder,
     40.0,
   ),
   'memory': BenchRow(
-    "the syncer's memory, by parameter", process_rows.measure_memory, 40.0
+    "the syncer's memory, by parameter", measure_memory, 40.0
   ),
   'long': BenchRow(
     'memory and times: the last third of a run beside its first',
-    process_rows.measure_long,
+    measure_long,
     140.0,
   ),
   'round': BenchRow(
@@ -437,11 +700,9 @@ ROWS = {
     ),
     20.0,
   ),
-  'lab': BenchRow('a step in the lab', measure_lab, 20.0),
   'simulator': BenchRow(
     'a simulated learner-step, by the number of learners',
     measure_simulator,
     20.0,
   ),
-  'start': BenchRow('start of the processes', process_rows.measure_start, 20.0),
 }

@@ -135,11 +135,7 @@ def compare(arrays: Mapping[str, np.ndarray], likes: Any) -> None:
   Raises:
     BrokenRecord: names, shapes or dtypes differ from those of `likes`.
   """
-  leaves = {
-    part: jax.ShapeDtypeStruct(_shape(index, like), like.dtype)
-    for name, like in _named(likes).items()
-    for part, index in _expected(name, like)
-  }
+  leaves = expected(likes)
   differing = [
     f'{name} is {_kind(arrays.get(name))}, expected {_kind(leaves.get(name))}'
     for name in sorted(arrays.keys() | leaves.keys())
@@ -150,6 +146,19 @@ def compare(arrays: Mapping[str, np.ndarray], likes: Any) -> None:
     raise BrokenRecord(
       '; '.join(differing[:NAMED_MAX]) + (f'; {more} more' * (more > 0))
     )
+
+
+def expected(likes: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns shape and dtype of what this process has of a tree, by name.
+
+  Args:
+    likes: a tree; its leaves have shape and dtype, and may have a sharding.
+  """
+  return {
+    part: jax.ShapeDtypeStruct(_shape(index, like), like.dtype)
+    for name, like in _named(likes).items()
+    for part, index in _expected(name, like)
+  }
 
 
 def place(arrays: Mapping[str, np.ndarray], likes: Any) -> Any:

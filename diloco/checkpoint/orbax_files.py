@@ -33,8 +33,8 @@ Volumes = Mapping[str, np.ndarray]  # Number -> uint8 vector.
 # its own signal for minutes.
 OPERATING = threading.Lock()
 
-
 CHUNK_BYTES = 1 << 20
+UNFINISHED = '.orbax-checkpoint-tmp'  # Of the name of what is being written.
 
 
 @functools.cache

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder with model.safetensors and its JSON, as other tools read it."""
+"""Writes model.safetensors and its JSON, as other tools read them."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Mapping
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 
 WEIGHTS = 'model.safetensors'
@@ -35,23 +34,6 @@ def write_exported(
       text = json.dumps(content, indent=2, allow_nan=False) + '\n'
       content = text.encode()
     _replace(folder / name, content)
-
-
-def read_exported(
-  folder: pathlib.Path,
-) -> tuple[dict[str, np.ndarray], dict]:
-  """Returns the tensors and the config that `write_exported` wrote.
-
-  Raises:
-    FileNotFoundError: one of the files does not exist.
-    ValueError: one of them is malformed.
-  """
-  config = json.loads((folder / CONFIG).read_text())
-  weights = (folder / WEIGHTS).read_bytes()
-  try:
-    return safetensors.numpy.load(weights), config
-  except safetensors.SafetensorError as error:
-    raise ValueError(f'{folder / WEIGHTS}: {error}') from None
 
 
 def _replace(path: pathlib.Path, content: bytes) -> None:

@@ -28,9 +28,9 @@ import numpy as np
 from diloco.checkpoint import arrays as checkpoint_arrays
 from diloco.checkpoint import orbax_files
 from diloco.checkpoint.arrays import BrokenRecord
+from diloco.checkpoint.orbax_files import UNFINISHED
 
 FORMAT = 1  # Format of the text in Orbax's checkpoint.
-UNFINISHED = '.orbax-checkpoint-tmp'
 BROKEN = '.broken'
 END_CHARS = 160  # Logged characters of an error's text.
 # What TensorStore may append to the cause, such as [tensorstore_spec='{…}'].

@@ -9,11 +9,9 @@ into one `RunConfig`, or raises `ConfigError` with everything that is wrong.
                 how they are read, and which valid key is nearest
   data_section  section `data`: sources, tokenizers, mixes
   lab_section   sections `lab` and `faults`: runs in one process, planned kills
-  limits        bounds of a run's processes, derived from its size
   simulation    a simulated fleet: network, failures, study
   flags         the flags that all commands share
   config_files  the files of --config: found, and filled with defaults
-  key_list      all keys with type, default and meaning; `__main__` prints them
   hardware      TPU slices, chips, and the environment of a learner
 
 Nothing here imports jax: launchers read it on machines without devices.

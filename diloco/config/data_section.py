@@ -28,10 +28,8 @@ HELDOUT_PERCENT_MAX = 50.0
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig(Section):
+class DataConfig(Section, section='data'):
   """The section `data`: where tokens come from, how many a step takes."""
-
-  SECTION = 'data'
 
   # 'stdlib', 'grammar', 'text': bytes, held in memory. 'array_record',
   # 'parquet': documents in files of any size. 'mix': some of these.

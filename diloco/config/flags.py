@@ -71,9 +71,6 @@ SHORT = {
   'batch': 'data.batch',
   'seed': 'seed',
 }
-TOPOLOGY = 'topology'
-COMPILER = 'compiler'
-NAMES = (TOPOLOGY, COMPILER)
 
 
 def define_flags(
@@ -590,16 +587,3 @@ def _wrong_number(word: str, text: str, default: object) -> Iterator[str]:
     is_right = True
   if not is_right:
     yield f'{word}: must be of type {kind.__name__}, such as {default}'
-
-
-def define() -> None:
-  """Defines --topology and --compiler."""
-  flags.DEFINE_string(
-    TOPOLOGY, None, 'A slice to compile for, such as v5p-256.'
-  )
-  flags.DEFINE_enum(
-    COMPILER,
-    '',
-    ['', 'tpu', 'cpu'],
-    'Compiler for a slice; default: what is here.',
-  )

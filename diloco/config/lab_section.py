@@ -50,7 +50,7 @@ SYSTEMS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class LabConfig(Section):
+class LabConfig(Section, section='lab'):
   """The section `lab`: settings of a run in one process.
 
   All times are simulated. Systems: 'decoupled', the protocol's machines;
@@ -58,8 +58,6 @@ class LabConfig(Section):
   dead ones; 'elastic', data-parallel on the batches of the live learners, until
   as many tokens were trained; 'alone', one learner on its own.
   """
-
-  SECTION = 'lab'
 
   system: one_of(SYSTEMS) = 'decoupled'
   step_s: Positive = 1.0  # Length of an inner step.

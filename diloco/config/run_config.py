@@ -8,7 +8,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 
-from diloco.config import limits, sections
+from diloco.config import sections
 from diloco.config.data_section import BYTES, DataConfig
 from diloco.config.lab_section import LabConfig
 from diloco.config.sections import ConfigError
@@ -23,6 +23,17 @@ from diloco.transport.planes import PLANES
 ALL_LEARNERS = 0  # As protocol.quorum.
 
 TOTAL_STEPS = 'protocol.total_steps'
+
+# Bounds of a run's processes, derived from M, P, S and the ids.
+SESSIONS_MAX = 1024  # Of a syncer; each has two threads there.
+SESSIONS_LEAST = 64
+SPARE_SESSIONS = 16  # Of learners that are back while their old one ends.
+MESSAGE_BYTES_MAX = 1 << 20  # As `transport.wire` has it; a test compares.
+PULLS_PER_LEARNER = 4  # Side by side.
+SHARES_BYTES = 48  # Of one learner in an `Update`, at most.
+PART_BYTES = 32  # Of one part of a payload, and its CRC in an `Update`.
+FRAGMENT_BYTES = 160  # Of one fragment in a `StateOffered`, at most.
+MESSAGE_ROOM_BYTES = 1 << 14  # For all other fields of a message.
 
 # What may differ between processes of one run: where they run and how fast.
 FREE = frozenset(
@@ -217,6 +228,33 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
   )
 
 
+@dataclasses.dataclass(frozen=True)
+class RunLimits:
+  """Limits of a syncer of a run."""
+
+  sessions: int
+  pulls: int  # Concurrent pulls of one shard.
+  workers: int  # Threads of a gRPC data plane that sends to all learners.
+  hosts: int
+
+
+def limits_of(learners: int, ids: int, shards: int) -> RunLimits:
+  """The limits of a run.
+
+  Args:
+    ids: of learners that may join, `data.shards`; at least M.
+  """
+  wanted = ids + shards - 1 + SPARE_SESSIONS
+  sessions = min(max(wanted, SESSIONS_LEAST), SESSIONS_MAX)
+  update = MESSAGE_BYTES_MAX - MESSAGE_ROOM_BYTES - SHARES_BYTES * learners
+  return RunLimits(
+    sessions=sessions,
+    pulls=PULLS_PER_LEARNER * learners,
+    workers=sessions,
+    hosts=max(0, update // (PART_BYTES * shards)),
+  )
+
+
 def _fill_quorum(typed: dict[str, object]):
   """A quorum of all follows whatever number of learners there is."""
   if (
@@ -278,9 +316,21 @@ def _shards_suffice(data, protocol) -> Iterator[str]:
 
 
 def _syncer_serves(protocol, syncer) -> Iterator[str]:
-  yield from limits.broken_limits(
-    protocol.learners, protocol.fragments, syncer.shards
-  )
+  """Yields the rule for what no syncer serves, whose sessions and messages grow
+  with M.
+  """
+  most = SESSIONS_MAX - SPARE_SESSIONS - (syncer.shards - 1)
+  if protocol.learners > most:
+    yield (
+      f'protocol.learners={protocol.learners}: a syncer of '
+      f'syncer.shards={syncer.shards} serves at most {most}'
+    )
+  most = (MESSAGE_BYTES_MAX - MESSAGE_ROOM_BYTES) // FRAGMENT_BYTES
+  if protocol.fragments > most:
+    yield (
+      f'protocol.fragments={protocol.fragments}: at most {most}, or what is '
+      'said of all of them would not fit one message'
+    )
 
 
 def _parts_divide(data, inner, mesh) -> Iterator[str]:
@@ -357,16 +407,6 @@ def _one_stays(protocol, lab) -> Iterator[str]:
     )
 
 
-def _checkpoints_come(checkpoint, run) -> Iterator[str]:
-  """The evaluator reads what the syncer saves."""
-  every = checkpoint.syncer_every_rounds
-  if run.eval_every_rounds % every:
-    yield (
-      f'run.eval_every_rounds={run.eval_every_rounds}: must be a multiple of '
-      f'checkpoint.syncer_every_rounds={every}: checkpoints are evaluated'
-    )
-
-
 # What the arguments of a rule are called in RunConfig, and the rule.
 BETWEEN = (
   (('model', 'data'), _bytes_fit),
@@ -378,7 +418,6 @@ BETWEEN = (
   (('merge', 'fragments', 'protocol'), _rda_of_whole_tables),
   (('transport', 'run'), _transfers_run),
   (('protocol', 'lab'), _one_stays),
-  (('checkpoint', 'run'), _checkpoints_come),
 )
 
 

@@ -115,12 +115,17 @@ def rules(section: type) -> dict[str, Rule]:
 
 
 class Section:
-  """Checks its rules at construction; base of the frozen sections."""
+  """Checks its rules at construction; base of the frozen sections.
 
-  SECTION = ''
+  A subclass gives its name in the configuration: `section='model'`.
+  """
+
+  def __init_subclass__(cls, section: str = ''):
+    if section:
+      cls.section = section
 
   def __post_init__(self):
-    if broken := [f'{self.SECTION}.{rule}' for rule in self.broken()]:
+    if broken := [f'{self.section}.{rule}' for rule in self.broken()]:
       raise ConfigError(broken)
 
   def broken(self) -> Iterator[str]:
@@ -137,10 +142,8 @@ class Section:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig(Section):
+class ModelConfig(Section, section='model'):
   """Architecture of the model; shapes as in `diloco/models`."""
-
-  SECTION = 'model'
 
   kind: str = 'decoder'  # A key of KINDS, or a 'module:function' of yours.
   vocab: at_least(2) = 256  # One token per byte.
@@ -194,10 +197,8 @@ class ModelConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class InnerConfig(Section):
+class InnerConfig(Section, section='inner'):
   """The learners' optimizer and its schedule."""
-
-  SECTION = 'inner'
 
   optimizer: one_of(INNER) = 'adamw'
   lr: F32 = 3e-3  # Peak learning rate.
@@ -215,10 +216,8 @@ class InnerConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class OuterConfig(Section):
+class OuterConfig(Section, section='outer'):
   """The syncer's optimizer."""
-
-  SECTION = 'outer'
 
   optimizer: one_of(OUTER) = 'sgd'
   lr: F32 = 0.6  # Of the outer step.
@@ -241,22 +240,18 @@ class OuterConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class FragmentsConfig(Section):
+class FragmentsConfig(Section, section='fragments'):
   """Settings of the model's fragments; their number P is
   `protocol.fragments`.
   """
-
-  SECTION = 'fragments'
 
   scheme: one_of(fragments.SCHEMES) = 'balanced'
   embedding: one_of(fragments.EMBEDDINGS) = 'split'
 
 
 @dataclasses.dataclass(frozen=True)
-class CodecConfig(Section):
+class CodecConfig(Section, section='codec'):
   """The encoding of fragments on the wire."""
-
-  SECTION = 'codec'
 
   up: one_of(codec.CODECS) = 'int4'  # Of a learner's delta to its base.
   down: one_of(codec.CODECS) = 'int4'  # Of the syncer's outer update.
@@ -274,10 +269,8 @@ class CodecConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class MergeConfig(Section):
+class MergeConfig(Section, section='merge'):
   """Settings of the merge of the learners' outer gradients."""
-
-  SECTION = 'merge'
 
   rule: one_of(merge.RULES) = 'rda'  # 'rda' or 'mean', for all but embeddings.
   # 'mean' or 'rda', for embedding and output head.
@@ -285,19 +278,15 @@ class MergeConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class SyncerConfig(Section):
+class SyncerConfig(Section, section='syncer'):
   """The syncer's processes."""
-
-  SECTION = 'syncer'
 
   shards: Count = 1  # S, the processes that share Θ; one of them leads.
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig(Section):
+class MeshConfig(Section, section='mesh'):
   """Devices of one learner, by axis; their product is all it uses."""
-
-  SECTION = 'mesh'
 
   fsdp: Count = 1  # Devices of one learner over which parameters are sharded.
   expert: Count = 1  # Devices over which the experts are spread.
@@ -310,10 +299,8 @@ class MeshConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class TransportConfig(Section):
+class TransportConfig(Section, section='transport'):
   """Addresses of processes and the data plane; port 0 is any free one."""
-
-  SECTION = 'transport'
 
   # 'jax_transfer' or 'grpc'.
   data_plane: one_of(planes.CONFIGURABLE) = 'jax_transfer'
@@ -329,10 +316,8 @@ class TransportConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointConfig(Section):
+class CheckpointConfig(Section, section='checkpoint'):
   """Settings of checkpoints: how often, and which to keep."""
-
-  SECTION = 'checkpoint'
 
   keep_latest: Count = 2  # Newest checkpoints of a process that stay.
   keep_best: Whole = 0  # Those of the lowest loss that stay besides.
@@ -344,15 +329,14 @@ class CheckpointConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class ProcessConfig(Section):
+class ProcessConfig(Section, section='run'):
   """The section `run`: cadence, evaluation, restarts, threads."""
-
-  SECTION = 'run'
 
   log_every_steps: Count = 10  # Between two records of a learner's metrics.
   profile_at_step: Whole = 0  # A process's step that begins a trace; 0: none.
   profile_steps: Count = 5  # Inner steps of a trace, also of one asked for.
-  eval_every_rounds: Whole = 0  # Θ is evaluated beside the run; 0: at its end.
+  # Rounds between two evaluations of Θ while the run goes on; 0: none.
+  eval_every_rounds: Whole = 32
   eval_batches: Count = 16  # Held-out batches of one evaluation.
   eval_batch: Count = 16  # Sequences in one of them.
   restarts_max: Whole = 10  # Of one process; then the run stops.

@@ -30,10 +30,8 @@ from diloco.protocol.config import ProtocolConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class FleetConfig(Section):
+class FleetConfig(Section, section='fleet'):
   """The machines: how many, how fast, how even."""
-
-  SECTION = 'fleet'
 
   chips: Count = 1_200_000  # N, of all learners together.
   # Of one slice, the unit that is lost and comes back.
@@ -48,7 +46,7 @@ class FleetConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class FailuresConfig(Section):
+class FailuresConfig(Section, section='failures'):
   """Failures and their cost, after the paper's simulated fleets.
 
   A learner recovers in one of three ways. 'wait': it stands until the slice is
@@ -57,8 +55,6 @@ class FailuresConfig(Section):
   peer. 'elastic', the paper's: it pauses, runs on without the slice, and pauses
   again when that is back.
   """
-
-  SECTION = 'failures'
 
   # Between two interruptions of one chip; inf: none.
   mtbi_days: Unlimited = 365.0
@@ -86,15 +82,13 @@ class FailuresConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class NetworkConfig(Section):
+class NetworkConfig(Section, section='network'):
   """Links between data centres, and what travels on them.
 
   Learners and shards of the syncer are spread over the data centres evenly.
   What stays in one costs nothing; where there is one only, every byte is
   carried by the link between a learner and the syncer.
   """
-
-  SECTION = 'network'
 
   params: at_least(1, float) = 5e9  # Of the model.
   datacentres: Count = 1  # D, between which links are slow.
@@ -110,10 +104,8 @@ class NetworkConfig(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Study(Section):
+class Study(Section, section='study'):
   """Fields common to all studies; base of the sections `study`."""
-
-  SECTION = 'study'
 
   kind: str = ''  # Of the study, a key of STUDIES.
   seeds: Count = 3  # Runs of every cell, from `seed` on.

@@ -3,9 +3,7 @@
 
 The commands are `python -m diloco.evaluate`, `evaluator`, `generate`, `export`.
 
-  final_parameters  the final Θ of a run, checked
-  multiple_choice   questions answered by a model
+  final_evaluation  the final Θ of a run, checked and evaluated; its answers
   sampling          text drawn from a model
   export_files      config, tokenizer and task beside an exported model
-  continuous        evaluates Θ while a run goes on
 """

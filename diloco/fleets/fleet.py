@@ -4,7 +4,7 @@
 import dataclasses
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from diloco.fleets.failures import Death, FaultEvents
 from diloco.fleets.speeds import Speeds
@@ -12,7 +12,7 @@ from diloco.fleets.tally import LearnerCount, Tally
 from diloco.metrics.ages import total as ages_total
 from diloco.protocol.config import ProtocolConfig
 from diloco.simulator.cluster import Cluster, ClusterOptions, Timing
-from diloco.simulator.network import SYNCER, Links, Network
+from diloco.simulator.network import SYNCER, Links, Meter, Network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,16 +24,6 @@ class Fleet:
   tokens: int  # Tokens of an inner step of a learner with all its slices.
   # Standard deviation of a step's length, as a share of it.
   jitter: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class LinkUse:
-  """The use of one direction of one process's link."""
-
-  process: int
-  direction: str  # 'in' or 'out'.
-  mean_bps: float
-  peak_bps: float  # In the busiest window of one inner step.
 
 
 class DecoupledFleet:
@@ -156,17 +146,12 @@ class DecoupledFleet:
     return self.rounds * self._config.spacing_steps / most if most else 0.0
 
   @property
-  def links(self) -> tuple[LinkUse, ...]:
-    """The links that were used."""
-    return tuple(
-      LinkUse(
-        process,
-        way,
-        meter.bits_until(self.now_s) / self.now_s,
-        meter.peak_bps,
-      )
-      for (process, way), meter in self._wires.meters().items()
-    )
+  def meters(self) -> Mapping[tuple[int, str], Meter]:
+    """The links that were used, by process and 'in' or 'out'.
+
+    Their peaks are of the busiest window of one inner step.
+    """
+    return self._wires.meters()
 
   def participation(self, learner: int) -> float:
     """Returns the share of the rounds that included the learner."""

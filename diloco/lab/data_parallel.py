@@ -8,7 +8,7 @@ steps if learners die. A learner takes its batches in order and loses none.
 import dataclasses
 import functools
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule
 from diloco.lab.outputs import LabObserver, LabRun, Trained
 from diloco.lab.process_arrays import devices_of, on_device, on_host
-from diloco.learner.inner_device import InnerDevice
+from diloco.learner.device import InnerDevice
+from diloco.metrics import figures, names
 from diloco.metrics import goodput as metrics_goodput
-from diloco.metrics import names
 from diloco.metrics.workdir import learner_name
 from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
@@ -215,16 +215,14 @@ class DataParallel(LabRun):
     self,
     run_spec: RunSpec,
     kills: Sequence[Kill],
-    tell: Callable[[int, float], None],
     timeline_s: float,
     observer: LabObserver,
     checkpoints: LabCheckpoints,
   ):
-    super().__init__(run_spec, tell, observer, checkpoints)
+    super().__init__(run_spec, observer, checkpoints)
     config = run_spec.config
     lab = config.lab
     self._kills = list(kills)
-    self._timeline_s = timeline_s
     system = SYSTEMS[lab.system]
     self._learners = system.learners(config.protocol.learners)
     self._group = DataParallelSteps(
@@ -276,7 +274,9 @@ class DataParallel(LabRun):
       points=tuple(self._points),
       steps=sum(self._batches) // self._learners,
       rounds=0,
-      participation=sum(self._batches) / (self._steps * self._learners),
+      participation=figures.participation(
+        sum(self._batches), self._steps, self._learners
+      ),
       goodput=metrics_goodput.share(
         works, self._learners, 0.0, self._group.now_s
       ),
@@ -318,18 +318,13 @@ class DataParallel(LabRun):
   def _count(self, step: DataParallelStep, members: Sequence[int]):
     data = self._config.data
     for m, length_s in zip(members, step.lengths_s):
-      count, span = (
-        self._tally.count(m),
-        (step.begin_s, step.begin_s + length_s),
-      )
+      count = self._tally.count(m)
       count.steps += 1
       count.stepping_s += length_s
       count.useful_s += length_s
       count.tokens += data.batch * data.seq_len
       self._tally.tokens += data.batch * data.seq_len
-      self._tally.stepping.add([span])
-      if span[1] <= self._timeline_s:
-        self._tally.steps_spans.append((m, *span))
+      self._tally.stepping.add([(step.begin_s, step.begin_s + length_s)])
 
   def _write(
     self, step: DataParallelStep, members: Sequence[int], loss: float, lr: float
@@ -361,5 +356,4 @@ class DataParallel(LabRun):
         self._coming.remove((back_s, learner))
 
   def _seen(self, heldout: Heldout) -> dict[str, Any]:
-    params = self._arrays.params
-    return {'loss': heldout.loss(params), 'health': self._health.of(params)}
+    return {'loss': heldout.loss(self._arrays.params)}

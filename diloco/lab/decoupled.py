@@ -22,7 +22,6 @@ from diloco.lab.process_arrays import ArrayBackend, devices_of
 from diloco.learner.device import Device
 from diloco.metrics import ages, names, token_ledger
 from diloco.metrics.workdir import learner_name
-from diloco.models import routing
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
@@ -139,12 +138,11 @@ class Decoupled(LabRun):
     self,
     run_spec: RunSpec,
     kills: Sequence[Kill],
-    tell: Callable[[int, float], None],
     timeline_s: float,
     observer: LabObserver,
     checkpoints: LabCheckpoints,
   ):
-    super().__init__(run_spec, tell, observer, checkpoints)
+    super().__init__(run_spec, observer, checkpoints)
     config = run_spec.config
     protocol = config.protocol
     self._kills = kills
@@ -266,22 +264,19 @@ class Decoupled(LabRun):
 
   def _seen(self, heldout: Heldout) -> dict[str, Any]:
     """Evaluates Θ and the mean of the learners' parameters."""
-    alive = [
-      process.contents
+    learners = [
+      process.contents.params
       for process in self._cluster.learners.values()
       if process.alive
     ]
-    learners = [arrays.params for arrays in alive]
     mean = {
       path: np.mean([np.asarray(x[path]) for x in learners], axis=0)
       for path in (learners[0] if learners else ())
     }
     theta = self._cluster.syncer.contents.model.parameters()
-    spikes = [routing.loss_spike(x.losses, x.applied) for x in alive]
     return {
       'loss': heldout.loss(theta),
       'learners_loss': heldout.loss(mean) if mean else float('nan'),
-      'health': self._health.of(theta, learners, spikes),
     }
 
   # Beginning and going on ---------------------------------------------------

@@ -12,17 +12,14 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from diloco.config import run_config
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
-from diloco.data import text_windows
 from diloco.fleets.tally import Tally
 from diloco.lab.checkpoints import LabCheckpoints
 from diloco.metrics import files, names
@@ -36,11 +33,9 @@ from diloco.metrics.writer import (
   TensorBoardWriter,
   Writer,
 )
-from diloco.models import api, routing
 from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
 
-Params = Mapping[str, np.ndarray]  # Path -> array.
 LIVE, DEAD = '●', '○'
 
 
@@ -55,7 +50,6 @@ class Point:
     loss: loss of the global model on held-out text, nats per token.
     learners_loss: loss of the mean of the learners' parameters, nats per token;
       NaN if there is none.
-    health: metrics of a mixture of experts, by name; see `diloco.lab.outputs`.
   """
 
   step: int
@@ -63,7 +57,6 @@ class Point:
   loss: float
   at_s: float
   learners_loss: float = float('nan')
-  health: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +69,7 @@ class Trained:
   participation: float  # Mean share of the learners that a round merged.
   goodput: float  # Share of the learners' time that went into steps.
   parameters: dict[str, np.ndarray]
-  tally: Tally  # Timeline data, if requested.
+  tally: Tally
   deaths: tuple[tuple[int, float, float], ...] = ()  # (learner, death, return).
   merged_tokens: int = 0  # Included in Θ and not lost since.
   tokens: TokenCounts | None = None  # Sum over learners and fragments.
@@ -252,76 +245,10 @@ def _write(file, line: Mapping):
   file.flush()
 
 
-class Health:
-  """Routes one held-out batch through the models of a run.
-
-  A model without experts has no metrics.
-  """
-
-  def __init__(self, run_spec: RunSpec):
-    config = run_spec.config
-    self._routing = None
-    if run_spec.model.routing is None:
-      return
-    self._experts = config.model.experts
-    text, seq_len = run_spec.text.heldout, config.data.seq_len
-    rows, _ = text_windows.heldout_shape(
-      text, seq_len, config.run.eval_batch, 1
-    )
-    (batch,) = text_windows.heldout_batches(text, seq_len, rows, 1)
-    self._tokens = jnp.asarray(batch['tokens'][:, :-1])
-    self._routing = jax.jit(
-      lambda params, tokens: run_spec.model.routing(
-        api.unflatten(params), tokens
-      )
-    )
-
-  def of(
-    self,
-    theta: Params,
-    learners: Sequence[Params] = (),
-    spikes: Sequence[float] = (),
-  ) -> dict[str, float]:
-    """Returns the metrics by name; empty for a model without experts.
-
-    Args:
-      theta: the global model: how even the load is once all is merged.
-      learners: live ones; of two or more it says how far they agree.
-      spikes: the learners' `routing.loss_spike`.
-    """
-    if self._routing is None:
-      return {}
-    _, chosen = self._route(theta)
-    told = {
-      'post_sync_expert_utilisation_entropy': (
-        routing.utilisation_entropy(chosen, self._experts)
-      )
-    }
-    if len(learners) >= 2:
-      probs, chosen = zip(*(self._route(each) for each in learners))
-      told |= {
-        'inter_replica_router_distance': routing.router_distance(learners),
-        'top_k_routing_overlap': routing.top_k_overlap(np.stack(chosen)),
-        'js_routing_divergence': routing.routing_divergence(np.stack(probs)),
-      }
-    finite = [spike for spike in spikes if np.isfinite(spike)]
-    if finite:
-      told['post_sync_loss_spike'] = float(np.mean(finite))
-    return told
-
-  def _route(self, params: Params) -> tuple[np.ndarray, np.ndarray]:
-    placed = {path: jnp.asarray(x) for path, x in params.items()}
-    probs, chosen = self._routing(placed, self._tokens)
-    return np.asarray(probs), np.asarray(chosen)
-
-
 class LabRun:
   """What the runs of all systems share: evaluations, and what is saved.
 
   A subclass has `_tally`, `_step` and `_now_s`, and evaluates in `_seen`.
-
-  Args:
-    tell: called with the global step and the loss of each evaluation.
   """
 
   # What a checkpoint keeps as it is, besides the observer's place.
@@ -330,15 +257,13 @@ class LabRun:
   def __init__(
     self,
     run_spec: RunSpec,
-    tell: Callable[[int, float], None],
     observer: LabObserver,
     checkpoints: LabCheckpoints,
   ):
     self._config = run_spec.config
-    self._tell = tell
     self._observer = observer
     self._checkpoints = checkpoints
-    self._heldout, self._health = Heldout(run_spec), Health(run_spec)
+    self._heldout = Heldout(run_spec)
     self._whole = Heldout(run_spec, run_spec.config.lab.final_eval_batches)
     self._points: list[Point] = []
 
@@ -355,7 +280,6 @@ class LabRun:
       **self._seen(self._whole if final else self._heldout),
     )
     self._points.append(point)
-    self._tell(point.step, point.loss)
     self._observer.evaluated(point)
 
   def _state(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run import contributions
+from diloco.run import payload_parts
 from diloco.run.spec import RunSpec
 from diloco.simulator.contents import RefusedContribution
 from diloco.syncer.outer_state import OuterState, OuterStep
@@ -82,11 +82,7 @@ class ArrayBackend:
 
 
 class LearnerArrays:
-  """An implementation of `diloco.simulator.contents.LearnerBackend`.
-
-  Attributes:
-    applied: for each blend, how many of the steps preceded it.
-  """
+  """An implementation of `diloco.simulator.contents.LearnerBackend`."""
 
   def __init__(
     self,
@@ -114,8 +110,6 @@ class LearnerArrays:
     self._donated: Donated | None = None
     self._schedule = run_spec.schedule()
     self._dataset = run_spec.dataset(learner)
-    self.losses: list[float] = []
-    self.applied: list[int] = []
 
   @property
   def versions(self) -> list[int]:
@@ -140,8 +134,7 @@ class LearnerArrays:
       self._schedule(progress),
       (self._learner, position),
     )
-    self.losses.append(float(metrics['loss']))
-    return self.losses[-1]
+    return float(metrics['loss'])
 
   def kept(self, p: int) -> tuple[int, ...]:
     """Returns handles of the offers of which a copy is kept."""
@@ -155,7 +148,7 @@ class LearnerArrays:
   def offer(self, effect: learner_events.Snapshot, copy) -> np.ndarray:
     theta, reference = copy
     pieces = self._run_spec.layout.fragments[effect.fragment]
-    return contributions.encode(reference, theta, pieces, self._run_spec.up)
+    return payload_parts.encode(reference, theta, pieces, self._run_spec.up)
 
   def donate(self) -> Donated:
     return Donated(self._host.held(), _copy(self._inner))
@@ -191,8 +184,6 @@ class LearnerArrays:
     held = self._host.held()[p]
     self.base_crcs[p] = held.crc
     placed = self._device.put_fragment(p, held.theta)
-    if training:
-      self.applied.append(len(self.losses))
     self._params = self._own.take_in(
       p, self._params, held.theta, placed, effect, training
     )
@@ -226,8 +217,8 @@ class SyncerArrays:
     """Returns a contribution and its norm from the bytes alone."""
     pieces = self._run_spec.layout.fragments[p]
     try:
-      return contributions.decode(data, pieces, self._run_spec.up)
-    except contributions.Unusable as error:
+      return payload_parts.decode(data, pieces, self._run_spec.up)
+    except payload_parts.Unusable as error:
       raise RefusedContribution(str(error)) from None
 
   def merged(self, p: int) -> OuterStep:

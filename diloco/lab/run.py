@@ -5,7 +5,7 @@ import pathlib
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -37,7 +37,6 @@ from diloco.sweeps import sweep
 
 def train(
   run_spec: RunSpec,
-  tell: Callable[[int, float], None] = lambda *_: None,
   timeline_s: float = 0.0,
   observer: LabObserver | None = None,
   checkpoints: LabCheckpoints | None = None,
@@ -46,9 +45,8 @@ def train(
 
   Args:
     run_spec: its configuration's section `lab` names the system.
-    tell: called often with the global step and a loss of the model.
     timeline_s: events before this time are kept for a picture, in
-      `Trained.tally`.
+      `Trained.tally`; of data-parallel, none are.
     observer: receives all events from where the run begins or resumes.
     checkpoints: where the run resumes, and what it saves for the next process;
       None: it starts anew, and saves nothing.
@@ -61,7 +59,6 @@ def train(
   program = (Decoupled if has_syncer else DataParallel)(
     run_spec,
     kills,
-    tell,
     timeline_s,
     observer or LabObserver(),
     checkpoints or LabCheckpoints(),
@@ -129,7 +126,6 @@ def result_of(trained: Trained, wall_s: float) -> sweep.SeedResult:
     participation=trained.participation,
     goodput=trained.goodput,
     wall_s=wall_s,
-    health=tuple(p.health for p in trained.points),
     merged_tokens=trained.merged_tokens,
     unexplained_tokens=trained.unexplained_tokens,
     age_steps=trained.age_steps,

@@ -6,17 +6,13 @@ threads beside it are made by `syncer_client`.
 
   __main__        the flags; `hosts.host_main` makes a running learner of them
   train_loop      inner steps and boundaries; the order within a step
-  train_state     what one host trains: steps, snapshots, what is taken in
-  device          compiled programs: step, snapshot, blend
-  inner_device    the inner step on a mesh, inner state as bytes
-  held_state      θ and inner state of a boundary, read while steps go on
-  placement       where pieces of fragments lie on a mesh
+  train_state     what one host trains, saves and takes in; its held boundaries
+  device          the mesh and its compiled programs: step, snapshot, blend
   own_progress    what of θ is its own, and how an updated Θ_p comes in
   syncer_client   the machine of `diloco.protocol.learner` and its threads
   transfers       jobs of the workers: encode, offer, pull, prove
-  replica         the host's copy of Θ, proven by CRC, and the bytes of it
+  replica         the host's copy of Θ, proven by CRC
   connection      the session with the syncer, made again when lost
   restore         what a process begins with: checkpoint or seed
-  peer_bootstrap  state given to and taken from another learner
   hosts/          the processes of a learner, of which there may be one
 """

@@ -3,15 +3,11 @@
 …
 """
 
-import os
-import sys
-
 from absl import flags
 
 from diloco.config import flags as config_flags
 from diloco.config import run_config
-from diloco.monitoring import monitor_flags
-from diloco.run import logs
+from diloco.run.command import run_command
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _LEARNER = flags.DEFINE_integer('learner', None, 'Its id, from 0.')
@@ -29,15 +25,13 @@ _NOTICE_S = flags.DEFINE_float(
 )
 
 
-def main(_) -> int:
+def main(config: run_config.RunConfig) -> int:
   """Trains to the end of the run.
 
   Returns:
     0; 69 where it was cut off from the syncer when all steps were made; 78
     where the syncer refuses it for good; 143 where it was stopped.
   """
-  config = config_flags.load()
-  logs.keep_ours(config.name, **config_flags.who())
   with config_flags.refusing():
     run_config.check_learner(config, _LEARNER.value)
   # Not at the top: --help, and a flag or key that is refused, need no jax.
@@ -56,13 +50,9 @@ def main(_) -> int:
 
 
 if __name__ == '__main__':
-  config_flags.define_flags()
-  config_flags.define_log_flags()
-  monitor_flags.define()
-  config_flags.define_access_flags()
-  config_flags.define_proxy_flag()
-  flags.mark_flags_as_required(['workdir', 'learner', 'syncer'])
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
-  if config_flags.asks_for_json(sys.argv):
-    logs.write_json('learner')
-  config_flags.run(main)
+  run_command(
+    main,
+    required=('workdir', 'learner', 'syncer'),
+    role='learner',
+    access=True,
+  )

@@ -60,32 +60,13 @@ class SyncerAddress:
   is_over: Callable[[], bool] = lambda: False
 
 
-@dataclasses.dataclass(frozen=True)
-class Callbacks:
-  """The functions that a `SyncerConnection` calls, from its thread.
-
-  Attributes:
-    on_open: called with each session.
-    on_message: called with each message of the syncer.
-    on_close: called with the reason when a session has ended.
-    on_deadline: called when the time of `deadline` has come.
-    deadline: returns that time, in seconds of `time.monotonic`, or None.
-    on_crash: called with the error that ended the thread.
-  """
-
-  on_open: Callable[[SyncerSession], None]
-  on_message: Callable[[object], None]
-  on_close: Callable[[str], None]
-  on_deadline: Callable[[], None]
-  deadline: Callable[[], float | None]
-  on_crash: Callable[[BaseException], None]
-
-
 class SyncerConnection:
   """A thread that keeps a session open and wakes up at deadlines.
 
   Args:
     first_s: time limit of the first connection; later ones have none.
+    client: a `SyncerClient`, whose methods `on_…`, `deadline` and, with the
+      error that ended it, `crash` the thread calls.
 
   Attributes:
     process: this process's number; see `protocol.incarnation`.
@@ -95,11 +76,11 @@ class SyncerConnection:
     self,
     syncer: SyncerAddress,
     first_s: float,
-    callbacks: Callbacks,
+    client,
   ):
     self._syncer = syncer
     self._first_s = first_s
-    self._callbacks = callbacks
+    self._told = client
     self._sessions = 0
     self._rises: int | None = RISES_MAX
     self.process = time.time_ns() // 1_000_000
@@ -151,7 +132,7 @@ class SyncerConnection:
         if session is not None:
           self._hold(session)
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
-      self._callbacks.on_crash(error)
+      self._told.crash(error)
 
   def _connect(self) -> SyncerSession | None:
     """Connects, with retries; returns None if it was closed meanwhile."""
@@ -161,7 +142,7 @@ class SyncerConnection:
     while not self._closing.is_set():
       client = ControlClient(
         self._syncer.address,
-        self._callbacks.on_message,
+        self._told.on_message,
         lambda reason: self._wakes.put(reason),
         access=self._syncer.access,
       )
@@ -179,9 +160,9 @@ class SyncerConnection:
             f'no syncer at {self._syncer.address} within {self._first_s} s: '
             f'{error}'
           ) from error
-        due_s = self._callbacks.deadline()
+        due_s = self._told.deadline()
         if due_s is not None and time.monotonic() >= due_s:
-          self._callbacks.on_deadline()
+          self._told.on_deadline()
         if time.monotonic() >= tell_s:
           tell_s += TELL_EVERY_S
           logging.info('still no syncer at %s: %s', self._syncer.address, error)
@@ -195,20 +176,20 @@ class SyncerConnection:
 
   def _hold(self, session: SyncerSession):
     """Runs a session to its end; wakes up at deadlines meanwhile."""
-    self._callbacks.on_open(session)
+    self._told.on_open(session)
     reason = None
     while reason is None:
-      deadline = self._callbacks.deadline()
+      deadline = self._told.deadline()
       try:
         left_s = (
           None if deadline is None else max(0.0, deadline - time.monotonic())
         )
         reason = self._wakes.get(timeout=left_s)
       except queue.Empty:
-        self._callbacks.on_deadline()
+        self._told.on_deadline()
     session.client.close()  # After what is queued.
     logging.info('the session ended: %s', reason)
-    self._callbacks.on_close(reason)
+    self._told.on_close(reason)
 
 
 def why_refused(

@@ -1,28 +1,228 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of a learner's devices: inner step, snapshots, blends.
+"""A learner's mesh and its programs: inner step, snapshots, blends.
 
 Everything is compiled before the learner says hello, so that no other process
-waits for it.
+waits for it. Pieces of fragments are sharded like their parameter: no piece is
+ever whole on one device, a copy of a fragment leaves each device as that
+device's own shards, and comes back as them. Each host likewise has its own
+slices.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from diloco.learner.inner_device import InnerDevice, Params
-from diloco.learner.placement import piece_sharding, place_boxes
+from diloco.checkpoint import arrays as checkpoint_arrays
+from diloco.models import api, sharding
+from diloco.numerics import inner
 from diloco.numerics.blend import make_blend
-from diloco.numerics.fragments import change, take
-from diloco.run.host_slices import HostSlices
+from diloco.numerics.fragments import Piece, change, take
+from diloco.numerics.mesh_partition import Partition, Slice
+from diloco.numerics.optimizers import INNER
+from diloco.run.payload_parts import HostSlices
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import StepProfiler
 
 OVERWRITE = 'overwrite'  # Blend of a learner that has made no step since.
 # Share of a device's memory that may be in use while θ is copied to be saved.
 ROOM = 0.9
+Params = dict[str, jax.Array]  # Path -> parameter.
 Arrays = Mapping[str, jax.Array]  # Piece name -> array.
+
+
+class InnerDevice:
+  """One mesh, and the inner step compiled for it.
+
+  Attributes:
+    tokens_per_step: B · L.
+    partition: how devices and hosts share the parameters.
+    programs: compiled programs, by name.
+    params_like: shapes, dtypes and shardings of the parameters.
+    state_like: shapes, dtypes and shardings of the inner state.
+  """
+
+  def __init__(
+    self, run_spec: RunSpec, devices: Sequence[jax.Device] | None = None
+  ):
+    config = run_spec.config
+    self._run_spec = run_spec
+    self.tokens_per_step = config.data.batch * config.data.seq_len
+    self._inner = INNER[config.inner.optimizer](
+      b1=config.inner.b1,
+      b2=config.inner.b2,
+      eps=config.inner.eps,
+      weight_decay=config.inner.weight_decay,
+      clip_norm=config.inner.clip_norm,
+      specs=run_spec.specs,
+    )
+    self._mesh = sharding.make_mesh(
+      config.mesh.fsdp, config.mesh.tensor, devices, expert=config.mesh.expert
+    )
+    shapes = {path: spec.shape for path, spec in run_spec.specs.items()}
+    self._shardings = sharding.param_shardings(
+      run_spec.model.axes, shapes, self._mesh
+    )
+    self.partition = partition_of(
+      self._mesh,
+      self._shardings,
+      {path: len(shape) for path, shape in shapes.items()},
+    )
+    self._rows = sharding.batch_sharding(self._mesh)
+    self._whole = NamedSharding(self._mesh, PartitionSpec())
+    self.params_like = {
+      path: _like(shape, self._shardings[path])
+      for path, shape in shapes.items()
+    }
+    self.state_like = self._abstract_state()
+    self._state_shardings = jax.tree.map(lambda x: x.sharding, self.state_like)
+    self.programs: dict[str, jax.stages.Compiled] = {}
+    self._compiling = threading.Lock()
+    self._step_beside: jax.stages.Compiled | None = None
+    with jax.set_mesh(self._mesh):
+      self._init_state = jax.jit(
+        self._inner.init, out_shardings=self._state_shardings
+      )
+    self._step = self._compiled_step(self._inner_step, donate_argnums=(0, 1))
+    self.programs['step'] = self._step
+
+  def init(self, params: Mapping[str, np.ndarray]) -> tuple[Params, object]:
+    """Puts parameters on the devices, with a fresh inner state."""
+    placed = {
+      path: place(x, self._shardings[path]) for path, x in params.items()
+    }
+    return placed, self._init_state(placed)
+
+  def put_state(self, state: Mapping[str, np.ndarray]):
+    """Puts an inner state from the host where its parameters lie.
+
+    Args:
+      state: as `checkpoint.arrays.to_host` gives it, to each process its own
+        part.
+    """
+    return checkpoint_arrays.place(state, self.state_like)
+
+  def fresh_state(self, params: Params):
+    """Returns the inner state of a learner that has made no step."""
+    return self._init_state(params)
+
+  def put_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Puts a batch on the devices, with its rows spread over the mesh."""
+    return {key: place(x, self._rows) for key, x in batch.items()}
+
+  def step(self, params, state, batch, lr: float, draw: tuple[int, int]):
+    """Dispatches one inner step; `params` and `state` are donated.
+
+    `draw` is the learner's id and the position of the batch: together with the
+    run's seed they give the step its random key.
+    """
+    draw = np.array(draw, np.uint32)
+    return self._step(params, state, batch, np.float32(lr), draw)
+
+  @property
+  def on_cpu(self) -> bool:
+    """True if the devices are the host's own cores."""
+    return self._mesh.devices.flat[0].platform == 'cpu'
+
+  def step_beside(self, params, state, batch, lr: float, draw, spare):
+    """Dispatches the same inner step, which leaves what it is given as it is.
+
+    Args:
+      spare: (parameters, inner state), overwritten by the results; donated.
+    """
+    draw = np.array(draw, np.uint32)
+    return self._step_beside(params, state, batch, np.float32(lr), draw, spare)
+
+  def compile_step_beside(self):
+    """Compiles `step_beside`, once for all learners on this device."""
+    with self._compiling:
+      if self._step_beside is not None:
+        return
+
+      def step(params, state, batch, lr, draw, spare):
+        del spare  # Where the results go.
+        return self._inner_step(params, state, batch, lr, draw)
+
+      self._step_beside = self._compiled_step(
+        step,
+        (self.params_like, self.state_like),
+        donate_argnums=5,
+        keep_unused=True,
+      )
+
+  def empty_params(self) -> Params:
+    """Returns buffers of the parameters' shapes, written to once."""
+    return self._zeros(self.params_like, self._shardings)
+
+  def empty_state(self):
+    """Returns buffers of the inner state's shapes, written to once."""
+    return self._zeros(self.state_like, self._state_shardings)
+
+  def _zeros(self, like, shardings):
+    make = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)  # noqa: E731
+    return jax.jit(make, out_shardings=shardings)()
+
+  def _compiled(self, function, out, *like, **options) -> jax.stages.Compiled:
+    """Compiles a function for the mesh.
+
+    Args:
+      out: shardings of its results.
+      *like: shapes, dtypes and shardings of its arguments.
+      **options: of `jax.jit`.
+    """
+    with jax.set_mesh(self._mesh):
+      made = jax.jit(function, out_shardings=out, **options)
+      return made.lower(*like).compile()
+
+  def _compiled_step(self, step, *more, **options) -> jax.stages.Compiled:
+    data = self._run_spec.config.data
+    shape = data.batch, data.seq_len + 1
+    return self._compiled(
+      step,
+      (self._shardings, self._state_shardings, self._whole),
+      self.params_like,
+      self.state_like,
+      {'tokens': _like(shape, self._rows, jnp.int32)},
+      np.float32(0),
+      np.zeros(2, np.uint32),
+      *more,
+      **options,
+    )
+
+  def _inner_step(self, params, state, batch, lr, draw):
+    """Runs `numerics.inner.TrainStep` on flat parameters."""
+
+    def loss(flat, batch, key):
+      return self._run_spec.model.loss(api.unflatten(flat), batch, key)
+
+    key = jax.random.key(self._run_spec.config.seed)
+    key = jax.random.fold_in(jax.random.fold_in(key, draw[0]), draw[1])
+    step = inner.TrainStep(
+      loss,
+      self._inner,
+      self._run_spec.specs,
+      self._run_spec.config.inner.accumulate,
+    )
+    params, state, metrics = step(params, state, batch, lr, key)
+    loss_said = api.reported_loss(metrics['loss'], metrics)
+    return params, state, metrics | {'loss': loss_said}
+
+  def _abstract_state(self):
+    """Returns the inner state's shapes: moments lie with their parameter,
+    counters everywhere.
+    """
+
+    def placed(path, leaf):
+      like = self.params_like.get(getattr(path[-1], 'key', None))
+      same = like is not None and like.shape == leaf.shape
+      where = like.sharding if same else self._whole
+      return _like(leaf.shape, where, leaf.dtype)
+
+    state = jax.eval_shape(self._inner.init, self.params_like)
+    return jax.tree_util.tree_map_with_path(placed, state)
 
 
 class Device(InnerDevice):
@@ -42,7 +242,26 @@ class Device(InnerDevice):
     spread = self.partition.host_count > 1
     host = jax.process_index() if spread else 0
     self.holding = HostSlices(run_spec.layout, self.partition, host)
-    self._compile_exchange()
+    self._copy_state = self._compiled_copy(
+      self._state_shardings, self.state_like
+    )
+    self.programs['copy of the inner state'] = self._copy_state
+    fragments = run_spec.layout.fragments
+    self._places = [
+      {piece.name: self._place_of(piece) for piece in pieces}
+      for pieces in fragments
+    ]
+    count = range(len(fragments))
+    self._snapshots = [self._compile_snapshot(p) for p in count]
+    protocol = run_spec.config.protocol
+    rule = make_blend(protocol.blend, protocol.blend_alpha)
+    self._blends = [self._compile_blend('blend', rule, p) for p in count]
+    self._overwrites = self._blends
+    if protocol.blend != OVERWRITE:
+      rule = make_blend(OVERWRITE)
+      self._overwrites = [
+        self._compile_blend(OVERWRITE, rule, p) for p in count
+      ]
 
   def copy_state(self, state):
     """Dispatches a copy of the inner state, on its way to the host.
@@ -79,20 +298,14 @@ class Device(InnerDevice):
 
   def copy_params(self, params: Params) -> Params:
     """Dispatches a copy of θ."""
-    copy = lambda params: jax.tree.map(jnp.copy, params)  # noqa: E731
-    return jax.jit(copy, out_shardings=self._shardings)(params)
+    return jax.jit(_copied, out_shardings=self._shardings)(params)
 
   def compile_copy_all(self):
     """Compiles `copy_all`."""
-    with jax.set_mesh(self._mesh):
-      self._copy_all = (
-        jax.jit(
-          lambda held: jax.tree.map(jnp.copy, held),
-          out_shardings=(self._shardings, self._state_shardings),
-        )
-        .lower((self.params_like, self._state_like))
-        .compile()
-      )
+    self._copy_all = self._compiled_copy(
+      (self._shardings, self._state_shardings),
+      (self.params_like, self.state_like),
+    )
 
   def put_fragment(
     self, fragment: int, arrays: Mapping[str, np.ndarray]
@@ -132,56 +345,30 @@ class Device(InnerDevice):
     """
     return self._overwrites[fragment](params, global_, global_)
 
-  def _compile_exchange(self):
-    params = self.params_like
-    with jax.set_mesh(self._mesh):
-      self._copy_state = (
-        jax.jit(
-          lambda state: jax.tree.map(jnp.copy, state),
-          out_shardings=self._state_shardings,
-        )
-        .lower(self._state_like)
-        .compile()
-      )
-      fragments = range(len(self._run_spec.layout.fragments))
-      self._places = [
-        {
-          piece.name: piece_sharding(piece, self.partition, self._mesh)
-          for piece in self._run_spec.layout.fragments[p]
-        }
-        for p in fragments
-      ]
-      self._snapshots = [self._compile_snapshot(p, params) for p in fragments]
-      config = self._run_spec.config
-      rule = make_blend(config.protocol.blend, config.protocol.blend_alpha)
-      self._blends = [
-        self._compile_blend('blend', rule, p, params) for p in fragments
-      ]
-      self._overwrites = self._blends
-      if config.protocol.blend != OVERWRITE:
-        rule = make_blend(OVERWRITE)
-        self._overwrites = [
-          self._compile_blend(OVERWRITE, rule, p, params) for p in fragments
-        ]
-    self.programs['copy of the inner state'] = self._copy_state
+  def _compiled_copy(self, shardings, like) -> jax.stages.Compiled:
+    return self._compiled(_copied, shardings, like)
 
-  def _compile_snapshot(self, fragment: int, params):
+  def _place_of(self, piece: Piece) -> NamedSharding:
+    splits = self.partition.piece_splits(piece)
+    return NamedSharding(self._mesh, PartitionSpec(*splits))
+
+  def _compile_snapshot(self, fragment: int):
     pieces = self._run_spec.layout.fragments[fragment]
 
     def copy(params):
       # Slicing copies, except where a piece is the whole array.
-      return {name: jnp.copy(x) for name, x in take(params, pieces).items()}
+      return _copied(take(params, pieces))
 
     used = {piece.path for piece in pieces}
-    compiled = (
-      jax.jit(copy, out_shardings=self._places[fragment])
-      .lower({path: params[path] for path in used})
-      .compile()
+    compiled = self._compiled(
+      copy,
+      self._places[fragment],
+      {path: self.params_like[path] for path in used},
     )
     self.programs[f'snapshot {fragment}'] = compiled
     return lambda params: compiled({path: params[path] for path in used})
 
-  def _compile_blend(self, name: str, rule, fragment: int, params):
+  def _compile_blend(self, name: str, rule, fragment: int):
     pieces = self._run_spec.layout.fragments[fragment]
     used = {piece.path for piece in pieces}
 
@@ -195,20 +382,15 @@ class Device(InnerDevice):
         params = change(params, piece, blended)
       return params
 
-    arrays = {
-      piece.name: jax.ShapeDtypeStruct(
-        piece.shape, jnp.float32, sharding=self._places[fragment][piece.name]
-      )
-      for piece in pieces
-    }
-    compiled = (
-      jax.jit(
-        blend,
-        donate_argnums=0,
-        out_shardings={path: self._shardings[path] for path in used},
-      )
-      .lower({path: params[path] for path in used}, arrays, arrays)
-      .compile()
+    places = self._places[fragment]
+    arrays = {x.name: _like(x.shape, places[x.name]) for x in pieces}
+    compiled = self._compiled(
+      blend,
+      {path: self._shardings[path] for path in used},
+      {path: self.params_like[path] for path in used},
+      arrays,
+      arrays,
+      donate_argnums=0,
     )
     self.programs[f'{name} {fragment}'] = compiled
 
@@ -219,3 +401,101 @@ class Device(InnerDevice):
       return {**params, **changed}
 
     return apply
+
+
+def partition_of(
+  mesh: Mesh,
+  shardings: Mapping[str, NamedSharding],
+  ranks: Mapping[str, int],
+) -> Partition:
+  """Returns how `mesh` cuts parameters, in terms that a syncer understands.
+
+  Args:
+    shardings: of the parameters, by path.
+    ranks: number of axes of each parameter, by path.
+  """
+  processes = [device.process_index for device in mesh.devices.flat]
+  hosts = sorted(set(processes))
+  return Partition(
+    axes=tuple((str(name), size) for name, size in mesh.shape.items()),
+    hosts=tuple(hosts.index(process) for process in processes),
+    splits={
+      path: (*sharding.spec, *(None,) * (ranks[path] - len(sharding.spec)))
+      for path, sharding in shardings.items()
+    },
+  )
+
+
+def place(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
+  """Puts `x` on this process's devices of `sharding`.
+
+  Every process of the mesh calls it with the same `x`; no communication takes
+  place.
+  """
+  return jax.make_array_from_callback(x.shape, sharding, lambda i: x[i])
+
+
+def place_boxes(
+  piece: Piece,
+  boxes: Sequence[Slice],
+  arrays: Mapping[str, np.ndarray],
+  sharding: NamedSharding,
+) -> jax.Array:
+  """Assembles a piece of which each process has its own slices.
+
+  Args:
+    boxes: the slices that this process holds: all that its devices need.
+    arrays: box name -> f32 array of its shape.
+    sharding: sharding of the piece.
+  """
+
+  def part(index: tuple[slice, ...]) -> np.ndarray:
+    for box in boxes:
+      if (at := _inside(index, box)) is not None:
+        return arrays[box.name][at]
+    raise AssertionError(f'{piece.name}{index} is in none of {boxes}')
+
+  return jax.make_array_from_callback(piece.shape, sharding, part)
+
+
+def take_boxes(
+  boxes: Sequence[Slice], arrays: Mapping[str, jax.Array]
+) -> dict[str, np.ndarray]:
+  """Copies the slices' values from this process's shards to the host.
+
+  Args:
+    boxes: each is tiled by whole shards.
+    arrays: piece name -> array.
+  """
+  taken = {}
+  for box in boxes:
+    array = arrays[box.piece.name]
+    here = array.is_fully_addressable or array.is_fully_replicated
+    if box.is_whole and here:
+      taken[box.name] = np.asarray(array)  # It may be on the host already.
+      continue
+    values = np.empty(box.shape, np.float32)
+    for shard in array.addressable_shards:
+      if (at := _inside(shard.index, box)) is not None:
+        values[at] = shard.data
+    taken[box.name] = values
+  return taken
+
+
+def _inside(index: tuple[slice, ...], box: Slice):
+  """Returns a shard's index within a box; None if it is not inside."""
+  at = []
+  for each, size, (first, last) in zip(index, box.piece.shape, box.ranges):
+    start, stop, _ = each.indices(size)
+    if not first <= start <= stop <= last:
+      return None
+    at.append(slice(start - first, stop - first))
+  return (*at, ...)
+
+
+def _like(shape, where, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+
+def _copied(tree):
+  return jax.tree.map(jnp.copy, tree)

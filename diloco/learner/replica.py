@@ -14,14 +14,10 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from diloco.learner import inner_device
-from diloco.learner.device import Device
-from diloco.learner.placement import take_boxes
 from diloco.numerics import payload
 from diloco.numerics.codec import Codec
 from diloco.numerics.outer import add
-from diloco.run import contributions
-from diloco.run.host_slices import SliceMap
+from diloco.run.payload_parts import SliceMap
 from diloco.run.spec import RunSpec
 
 Arrays = Mapping[str, np.ndarray]  # Piece or slice name -> f32 array.
@@ -211,118 +207,3 @@ class ArrivedFragment:
   fragment: int
   held: FragmentReplica
   device: Mapping[str, jax.Array]
-
-
-class ReplicaCodec:
-  """The bytes of one process of a learner: what it offers, what it takes in.
-
-  Args:
-    device: takes fragments of Θ.
-    replica: the host's copy of Θ.
-  """
-
-  def __init__(self, run_spec: RunSpec, device: Device, replica: Replica):
-    self._run_spec = run_spec
-    self._device = device
-    self._slices = device.holding
-    self._replica = replica
-    self.slice_map = replica.slice_map
-    self.held = replica.held
-    self.check_base = replica.check_base
-
-  def encode_delta(
-    self,
-    fragment: int,
-    theta: Mapping[str, jax.Array],
-    reference: Mapping[str, np.ndarray | jax.Array],
-  ) -> Parts:
-    """Returns the bytes of v = reference − θ; see `OwnProgress.reference`."""
-    offered = self._slices.offered[fragment]
-    own = take_boxes(offered, theta)
-    if isinstance(next(iter(reference.values()), None), jax.Array):
-      held = take_boxes(offered, reference)
-    else:
-      held = self._slices.offered_of(fragment, reference)
-    codec = self._run_spec.up
-    return tuple(
-      contributions.encode(
-        {box.name: held[box.name] for box in boxes}, own, boxes, codec
-      )
-      for boxes in self._by_shard(fragment)
-    )
-
-  def encode_held(self, fragment: int) -> Parts:
-    """Returns the bytes of the host's copy of Θ_p, in f32."""
-    _, theta = self._replica.fragment(fragment)
-    held = self._slices.offered_of(fragment, theta)
-    full = self._run_spec.full
-    return tuple(
-      payload.encode(held, boxes, full) for boxes in self._by_shard(fragment)
-    )
-
-  def take_in(
-    self,
-    fragment: int,
-    version: int,
-    full: bool,
-    parts: Parts,
-    crc: int,
-    part_crcs: Sequence[int],
-  ) -> ArrivedFragment:
-    """Takes in an update or a full fragment, also on the devices.
-
-    Raises:
-      Mismatch: it does not fit.
-    """
-    take_in = self._replica.replace if full else self._replica.update
-    take_in(fragment, version, parts, crc, part_crcs)
-    return self.placed(fragment)
-
-  def placed(self, fragment: int) -> ArrivedFragment:
-    """Puts the host's copy of a fragment on the devices as well."""
-    held = self._replica.held()[fragment]
-    return ArrivedFragment(
-      fragment, held, self._device.put_fragment(fragment, held.theta)
-    )
-
-  def donated_bytes(self, fragment: int) -> int:
-    """Returns how many bytes of Θ_p this process gives to a newcomer."""
-    boxes = self._slices.needed[fragment]
-    return payload.payload_bytes(boxes, self._run_spec.full)
-
-  def encode_donated(self, fragment: int, theta: Arrays) -> np.ndarray:
-    """Returns the bytes of Θ_p for a newcomer, in f32; may be empty."""
-    boxes = self._slices.needed[fragment]
-    return payload.encode(theta, boxes, self._run_spec.full)
-
-  def state_bytes(self) -> int:
-    """Returns how many bytes of inner state this process gives."""
-    return inner_device.bytes_here(self._device.state_like)
-
-  def state_chunks(self, state) -> list[np.ndarray]:
-    """Returns the inner state's bytes from a copy on the devices, in chunks."""
-    return inner_device.to_chunks(state)
-
-  def state_from_chunks(self, chunks: Sequence[np.ndarray]):
-    """Returns a state for `Device.put_state`; `ValueError` on a wrong size."""
-    return inner_device.from_chunks(chunks, self._device.state_like)
-
-  def adopt(
-    self,
-    versions: Sequence[int],
-    data: Sequence[np.ndarray],
-    crcs: Sequence[int],
-  ) -> None:
-    """Takes in a donor's Θ, by fragment; on `Mismatch` nothing is taken."""
-    needed, full = self._slices.needed, self._run_spec.full
-    thetas = [payload.decode(x, boxes, full) for x, boxes in zip(data, needed)]
-    self._replica.adopt(
-      [
-        FragmentReplica(*each)
-        for each in zip(versions, thetas, crcs, strict=True)
-      ]
-    )
-
-  def _by_shard(self, fragment: int):
-    for shard in range(self._run_spec.owners.shards):
-      yield self.slice_map.offered(fragment, self._replica.host, shard)

@@ -3,22 +3,21 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import jax
 import numpy as np
 from absl import logging
 
-from diloco.checkpoint.learner_records import LearnerProgress, LearnerRecords
+from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner.device import Device, Params
 from diloco.learner.replica import FragmentReplica, Replica, whole_replica
 from diloco.metrics.writer import Writer
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
-from diloco.run.event_log import LearnerEventLog
-from diloco.run.host_slices import SliceMap
+from diloco.run.payload_parts import SliceMap
 from diloco.run.spec import RunSpec
-from diloco.run.tape_events import SEED, Source
+from diloco.run.tape_events import SEED, LearnerEventLog, Source
 
 NONE = -1  # No checkpoint.
 
@@ -79,7 +78,7 @@ def restore(
       p: {box.name: like(box.shape) for box in boxes}
       for p, boxes in enumerate(slices.needed)
     }
-    found = records.restore(
+    found = records.restore_state(
       device.params_like, device.state_like, bases_like, step
     )
   if found is None and step not in (None, NONE):
@@ -97,18 +96,22 @@ def restore(
     host = _replica(run_spec, device, held)
     start = Start.from_seed(host.crcs())
     return RestoredState(params, state, host, start, SEED)
-  progress = found.progress
+  progress, arrays = found.meta['progress'], found.arrays
   logging.info('goes on from %s', found.path)
   held = [
-    FragmentReplica(version, found.bases[p], crc)
-    for p, (version, crc) in enumerate(zip(progress.versions, progress.crcs))
+    FragmentReplica(version, arrays['bases'][p], crc)
+    for p, (version, crc) in enumerate(
+      zip(progress['versions'], progress['crcs'])
+    )
   ]
   host = _replica(run_spec, device, held)
   source = Source(
-    'checkpoint', records.learner, progress.process, progress.step
+    'checkpoint', records.learner, progress['process'], progress['step']
   )
   start = _start(progress)
-  return RestoredState(found.params, found.inner_state, host, start, source)
+  return RestoredState(
+    arrays['params'], arrays['inner_state'], host, start, source
+  )
 
 
 def _replica(
@@ -120,44 +123,42 @@ def _replica(
   return Replica(run_spec, held, slice_map, device.holding.host)
 
 
-def _start(progress: LearnerProgress) -> Start:
+def _start(progress: Mapping) -> Start:
+  """Returns what the machine knows from what `progress_of` made."""
+  by_fragment = ('crcs', 'versions', 'from_steps', 'from_tokens')
+  numbers = ('step', 'tokens', 'position', 'global_step')
   return Start(
-    source=f'its checkpoint of step {progress.step}',
-    crcs=progress.crcs,
-    versions=progress.versions,
-    from_steps=progress.from_steps,
-    from_tokens=progress.from_tokens,
-    step=progress.step,
-    tokens=progress.tokens,
-    position=progress.position,
-    closed_round=progress.closed_known,
-    global_step=progress.global_step,
+    source=f'its checkpoint of step {progress["step"]}',
+    closed_round=progress['closed_known'],
+    **{key: tuple(progress[key]) for key in by_fragment},
+    **{key: progress[key] for key in numbers},
   )
 
 
 def progress_of(
   state: LearnerState, position: int, process: int, crcs: tuple[int, ...]
-) -> LearnerProgress:
-  """Returns the progress record of a checkpoint at a boundary.
+) -> dict:
+  """Returns the progress record of a checkpoint at a boundary, plain JSON.
 
   Args:
     state: the machine's state at that boundary.
-    position: index of the next batch.
+    position: index of the next batch of its data shard.
     process: this process's number; see `protocol.incarnation`.
     crcs: CRC of each fragment's base.
   """
-  return LearnerProgress(
-    process=process,
-    position=position,
-    step=state.step,
-    tokens=state.tokens,
-    versions=tuple(f.base for f in state.fragments),
-    crcs=crcs,
-    from_steps=tuple(f.from_step for f in state.fragments),
-    from_tokens=tuple(f.from_tokens for f in state.fragments),
-    closed_known=state.closed_known,
-    global_step=state.global_step,
-  )
+  return {
+    'process': process,
+    'position': position,
+    'step': state.step,
+    'tokens': state.tokens,
+    'versions': [f.base for f in state.fragments],
+    'crcs': list(crcs),
+    # Own step and tokens when each base was received.
+    'from_steps': [f.from_step for f in state.fragments],
+    'from_tokens': [f.from_tokens for f in state.fragments],
+    'closed_known': state.closed_known,
+    'global_step': state.global_step,
+  }
 
 
 @dataclasses.dataclass(frozen=True)

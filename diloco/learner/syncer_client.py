@@ -17,7 +17,6 @@ import numpy as np
 from absl import logging
 
 from diloco.learner.connection import (
-  Callbacks,
   SyncerAddress,
   SyncerConnection,
   SyncerSession,
@@ -35,20 +34,6 @@ from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
 from diloco.transport.data_plane import Closed
 
-# Effects that the train loop performs, in order, at its boundary.
-BOUNDARY = (
-  learner_events.Snapshot,
-  learner_events.HandIn,
-  learner_events.SayLeaving,
-  learner_events.DonateState,
-  learner_events.Adopt,
-  learner_events.Reset,
-  learner_events.Apply,
-  learner_events.Begin,
-  learner_events.Save,
-  learner_events.Cease,
-  learner_events.Leave,
-)
 JOBS_MAX = 64  # Per worker; beyond it an offer or a fetch is given up.
 INTERRUPT = 'interrupt'  # Tells a waiting loop to look up, without an effect.
 
@@ -102,14 +87,7 @@ class SyncerClient:
     self._connection = SyncerConnection(
       syncer,
       config.transport.connect_s,
-      Callbacks(
-        on_open=self._on_open,
-        on_message=self._on_message,
-        on_close=self._on_close,
-        on_deadline=lambda: self.handle(learner_events.Tick()),
-        deadline=lambda: self._machine.deadline(),
-        on_crash=self.crash,
-      ),
+      self,
     )
 
   # For the training loop ----------------------------------------------------
@@ -278,16 +256,23 @@ class SyncerClient:
     self._up.close(timeout_s=1.0)
     self._down.close(timeout_s=1.0)
 
-  # The session --------------------------------------------------------------
+  # For the connection -------------------------------------------------------
 
-  def _on_open(self, session: SyncerSession):
+  def on_deadline(self):
+    self.handle(learner_events.Tick())
+
+  def deadline(self) -> float | None:
+    """Returns when `on_deadline` is due, in seconds of `time.monotonic`."""
+    return self._machine.deadline()
+
+  def on_open(self, session: SyncerSession):
     addresses = self._transfer.open_session(session.incarnation)
     connected = learner_events.Connected(
       session.incarnation, addresses, self._partition
     )
     self.handle(connected, session)
 
-  def _on_message(self, message):
+  def on_message(self, message):
     try:
       if isinstance(message, messages.ShardAt):  # The machine is not concerned.
         self._transfer.move(self.incarnation, message)
@@ -304,7 +289,7 @@ class SyncerClient:
     except Exception as error:  # noqa: BLE001 - handed on, not hidden.
       self.crash(error)  # gRPC's thread would swallow it.
 
-  def _on_close(self, reason: str):
+  def on_close(self, reason: str):
     session, self._session = self._session, None
     if session is not None:
       self._transfer.tell(host_messages.CloseSession(session.incarnation))
@@ -338,12 +323,10 @@ class SyncerClient:
         self._queue_up(lambda: self._transfer.end_donations(newcomer))
       case learner_events.Forget():
         self._forget(effect.handles)
-      case _ if isinstance(effect, BOUNDARY):
+      case _:  # The loop performs it, in order, at its boundary.
         if isinstance(effect, learner_events.Leave):
           self._connection.leave()
         self._todo.put(effect)
-      case _:
-        raise TypeError(f'Not a learner effect: {effect!r}.')
     return []
 
   def _send(self, message):

@@ -40,8 +40,8 @@ from diloco.metrics import names
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
 from diloco.run.spec import RunSpec
+from diloco.run.step_profiler import Utilisation
 from diloco.run.tape_events import SEED
-from diloco.run.utilisation import Utilisation
 from diloco.transport.sockets import SocketMeter
 
 CLOSE_S = 30.0  # Limit for writing the last checkpoint.
@@ -349,7 +349,7 @@ class TrainLoop:
       self._client.process,
       tuple(each.crc for each in self._state.held),
     )
-    text = json.dumps(dataclasses.asdict(progress))
+    text = json.dumps(progress)
     if self._do(host_messages.SaveAt(self._step, self._loss, text)):
       self._saving_step = self._step
 

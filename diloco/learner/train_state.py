@@ -8,14 +8,15 @@ other hosts; there `hosts.follower` does.
 
 import itertools
 import json
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from diloco.checkpoint.learner_records import LearnerRecords, read_progress
+from diloco.checkpoint.learner_records import HeldState, LearnerRecords
 from diloco.data import pipeline
-from diloco.learner.device import Device
-from diloco.learner.held_state import StateHolder
+from diloco.learner.device import Device, Params
 from diloco.learner.own_progress import OwnProgress
 from diloco.learner.replica import ArrivedFragment
 from diloco.learner.restore import RestoredState
@@ -96,11 +97,11 @@ class TrainState:
         self._batches = pipeline.batches(self._dataset, said.position, threads)
         self._positions = itertools.count(said.position)
       case host_messages.SaveAt():
-        return self._records.save(
+        return self._records.save_state(
           said.step,
           self.holder.hold(self.params, self.inner_state),
           self.own.bases,
-          read_progress(json.loads(said.progress)),
+          json.loads(said.progress),
           said.loss,
         )
       case _:
@@ -138,3 +139,162 @@ class TrainState:
       said,
       said.blended,
     )
+
+
+# Keeps θ and the inner state of a boundary readable while training goes on.
+#
+# An inner step overwrites the arrays that it is given. What is saved, or given
+# to a newcomer, is read by other threads, for as long as a disk or a peer
+# takes.
+#
+# On CPU devices there is a second set of buffers, touched before training
+# begins. The step after a boundary that is held writes its results there, and
+# what it was given stays as it is; once read, that is the second set. Nothing
+# is copied. A copy would be made by the same cores as the step, and memory that
+# was never touched before is many times slower to write to.
+#
+# On accelerators the devices copy what is held before the next step, and the
+# copy is freed when it has reached the host. If they have no room for a copy of
+# θ and the inner state, the loop waits until these are on the host, as for any
+# save without `StateHolder`.
+
+
+class _Shared:
+  """Arrays that go back once the loop and all readers are done with them."""
+
+  def __init__(self, arrays, give_back: Callable[[object], None]):
+    self.arrays = arrays
+    self._give_back = give_back
+    self._lock = threading.Lock()
+    self._users = 1  # The loop, until the step after the boundary.
+
+  def join(self) -> Callable[[], None]:
+    """Adds a reader; returns what ends its use, once."""
+    with self._lock:
+      self._users += 1
+    reading = threading.Lock()
+
+    def leave():
+      if reading.acquire(blocking=False):
+        self.leave()
+
+    return leave
+
+  def leave(self):
+    with self._lock:
+      self._users -= 1
+      over = not self._users
+    if over:
+      self._give_back(self.arrays)
+
+
+class _Spare:
+  """One set of buffers that nothing reads, or the room for it."""
+
+  def __init__(self, make: Callable[[], object]):
+    self._make = make
+    self._lock = threading.Lock()
+    self._arrays = jax.block_until_ready(make())
+
+  @property
+  def there(self) -> bool:
+    return self._arrays is not None
+
+  def put(self, arrays):
+    """Keeps the buffers, unless there are some already."""
+    with self._lock:
+      if self._arrays is None:
+        self._arrays = arrays
+
+  def take(self):
+    """Returns the buffers; new ones if they are in use."""
+    with self._lock:
+      arrays, self._arrays = self._arrays, None
+    return self._make() if arrays is None else arrays
+
+
+class StateHolder:
+  """Makes the steps of one learner, and holds what others read.
+
+  For the loop's thread; a `HeldState` is released on any.
+
+  Args:
+    device: the compiled device; several holders may share it.
+  """
+
+  def __init__(self, device: Device):
+    self._device = device
+    self._params: _Shared | None = None  # Of this boundary, if held.
+    self._state: _Shared | None = None
+    self._swaps = device.on_cpu
+    if not self._swaps:
+      device.compile_copy_all()
+    else:
+      device.compile_step_beside()
+      self._spare_params = _Spare(device.empty_params)
+      self._spare_state = _Spare(device.empty_state)
+
+  @property
+  def ready(self) -> bool:
+    """True if `hold` needs no memory but what there is."""
+    return not self._swaps or (
+      self._spare_params.there and self._spare_state.there
+    )
+
+  def hold(self, params: Params, state) -> HeldState:
+    """Holds θ and the inner state until they are released."""
+    if not self._swaps:
+      copied = self._device.copy_all(params, state)
+      if copied is None:
+        return HeldState(params, state, None)
+      return HeldState(*copied, lambda: None)
+    self._params = self._params or _Shared(params, self._spare_params.put)
+    leave = self._params.join()
+    held = self.hold_state(state)
+
+    def release():
+      leave()
+      held.release()
+
+    return HeldState(params, state, release)
+
+  def hold_state(self, state) -> HeldState:
+    """Holds the inner state alone."""
+    if not self._swaps:
+      return HeldState(None, self._device.copy_state(state), lambda: None)
+    if self._state is None or self._state.arrays is not state:
+      self._leave_state()
+      self._state = _Shared(state, self._spare_state.put)
+    return HeldState(None, state, self._state.join())
+
+  def to_blend(self, params: Params) -> Params:
+    """Returns θ for a blend, which overwrites it: a copy if θ is held.
+
+    That is so at the end only: otherwise a step comes after what holds θ.
+    """
+    if self._params is None:
+      return params
+    self._params.leave()
+    self._params = None
+    return self._device.copy_params(params)
+
+  def step(self, params: Params, state, batch, lr: float, draw):
+    """Dispatches an inner step; see `InnerDevice.step`."""
+    if self._state is None:
+      return self._device.step(params, state, batch, lr, draw)
+    if self._state.arrays is not state:  # A peer's came in its place.
+      self.hold_state(state).release()
+    spare = self._spare_params.take(), self._spare_state.take()
+    made = self._device.step_beside(params, state, batch, lr, draw, spare)
+    if self._params is None:
+      self._spare_params.put(params)
+    else:
+      self._params.leave()
+    self._params = None
+    self._leave_state()
+    return made
+
+  def _leave_state(self):
+    if self._state is not None:
+      self._state.leave()
+    self._state = None

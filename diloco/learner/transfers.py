@@ -13,10 +13,14 @@ import jax
 import numpy as np
 from absl import logging
 
-from diloco.learner import peer_bootstrap
 from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import STATE_S, HostGroup
-from diloco.learner.hosts.host_transfer import HostTransfer
+from diloco.learner.hosts.host_transfer import (
+  HostTransfer,
+  Newcomer,
+  announced,
+  payloads_max,
+)
 from diloco.learner.replica import (
   FragmentReplica,
   Mismatch,
@@ -52,7 +56,7 @@ class Donation:
     handles: handles under which its payloads are offered.
   """
 
-  newcomer: peer_bootstrap.Newcomer
+  newcomer: Newcomer
   step: int
   handles: tuple[int, ...]
 
@@ -96,7 +100,7 @@ class FragmentTransfer:
     self._run_spec = run_spec
     self._device = device
     self._host = HostTransfer(run_spec, device, replica, plane)
-    self._codec = self._host.codec
+    self._replica = replica
     self._hosts = hosts
     self._handles = itertools.count(OTHER_HANDLES)
     self._source: Source | None = None  # Of what was adopted.
@@ -114,7 +118,7 @@ class FragmentTransfer:
 
   def donation_handles(self) -> tuple[int, ...]:
     """Returns enough handles for a donation by any host."""
-    most = peer_bootstrap.payloads_max(self._run_spec, self._device.state_like)
+    most = payloads_max(self._run_spec, self._device.state_like)
     return tuple(next(self._handles) for _ in range(most))
 
   def take_adopted(self) -> tuple[object, Source]:
@@ -163,7 +167,7 @@ class FragmentTransfer:
       Closed: the session has ended.
     """
     p, handle = snapshot.fragment, snapshot.handle
-    shares = self._codec.encode_delta(p, theta, reference)
+    shares = self._host.encode_delta(p, theta, reference)
     return snapshot.offer(
       self._offered(p, self._run_spec.up, shares, session, handle)
     )
@@ -184,9 +188,7 @@ class FragmentTransfer:
       offer.
     """
     newcomer, handles = donation.newcomer, donation.handles
-    address, parts = self._host.donations.offer(
-      newcomer, handles, [each.theta for each in held], state
-    )
+    address, parts = self._host.donate(newcomer, handles, held, state)
     others = self._hosts.answers(handles[0], STATE_S).values()
     if any(each.reason for each in others):
       self.end_donations(newcomer)
@@ -197,7 +199,7 @@ class FragmentTransfer:
       versions=tuple(each.version for each in held),
       crcs=tuple(each.crc for each in held),
       step=donation.step,
-      payloads=peer_bootstrap.announced(
+      payloads=announced(
         handles,
         self._run_spec.full.name,
         len(held),
@@ -209,7 +211,7 @@ class FragmentTransfer:
 
   def end_donations(self, newcomer: tuple[int, ...] = ()):
     """Withdraws, on all hosts, what was offered to a newcomer, or to all."""
-    self._host.donations.end(newcomer)
+    self._host.end_donations(newcomer)
     self._hosts.tell(host_messages.EndDonations(newcomer))
 
   def donate_fragment(
@@ -222,11 +224,11 @@ class FragmentTransfer:
     """
     handle = self.next_handle()
     self._hosts.tell(host_messages.OfferHeld(session, fragment, handle))
-    version = self._codec.held()[fragment].version
-    shares = self._codec.encode_held(fragment)
+    version = self._replica.held()[fragment].version
+    shares = self._host.encode_held(fragment)
     full = self._run_spec.full
     found = self._offered(fragment, full, shares, session, handle)
-    crc = self._codec.held()[fragment].crc
+    crc = self._replica.held()[fragment].crc
     return messages.FragmentOffered(fragment, version, found, crc)
 
   def _offered(
@@ -278,8 +280,8 @@ class FragmentTransfer:
     p, codec = message.fragment, self._run_spec.full
     if not full:
       codec = self._run_spec.down
-      self._codec.check_base(p, message.version)
-    expected = self._codec.slice_map.down_bytes(p, codec)
+      self._replica.check_base(p, message.version)
+    expected = self._replica.slice_map.down_bytes(p, codec)
     reason = why_unfit(message.payload, p, codec, expected)
     if reason is None and len(message.part_crcs) != self._crcs_expected:
       reason = f'{len(message.part_crcs)} CRCs of parts are announced'
@@ -300,7 +302,7 @@ class FragmentTransfer:
 
   @property
   def _crcs_expected(self) -> int:
-    slice_map = self._codec.slice_map
+    slice_map = self._replica.slice_map
     whole, shards = slice_map.whole, self._run_spec.owners.shards
     return 0 if whole else slice_map.hosts * shards
 

@@ -13,10 +13,6 @@ Start with `workdir`: where everything lies in the folder of a run.
   run_progress  time left; how far a command is
   goodput       goodput and uptime
   ages          how old what was merged was
-  tape_counts   the status of a run that has none
   token_ledger  trained = merged + overwritten + lost + pending
-  token_tapes   the same, from the tapes of processes
-  run_reader    reads the folder of a run, whatever became of it
-  recorded_run  what it finds, as values
-  recorded_faults  the same of a plan's faults, as `launch.chaos` judged them
+  recorded_run  reads the folder of a run, whatever became of it
 """

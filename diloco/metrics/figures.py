@@ -463,22 +463,6 @@ def values(table, status) -> dict[str, float | None]:
   return {each.name: each.value(status) for each in table}
 
 
-def texts(table, status, *surfaces: str) -> list[dict]:
-  """Returns what a page shows of a status, as JSON, in order."""
-  return [
-    {
-      'name': each.name,
-      'label': each.label,
-      'unit': each.unit,
-      'meaning': each.meaning,
-      'value': each.value(status),
-      'text': each.text(each.value(status)),
-      'note': '' if each.value(status) is None else each.note(status),
-    }
-    for each in shown(table, *surfaces)
-  ]
-
-
 def curves(status) -> dict[str, float]:
   """Returns what of a status is a curve over the global step."""
   found = {each.curve: each.value(status) for each in RUN if each.curve}

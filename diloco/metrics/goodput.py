@@ -78,17 +78,11 @@ def uptime(steps: Iterable[StepRecord], start_s: float, end_s: float) -> float:
   return sum(max(0.0, each_s) for each_s in inside_s) / (end_s - start_s)
 
 
-def joined(
-  spans: Iterable[tuple[float, float]], gap_s: float = 0.0
-) -> list[tuple[float, float]]:
-  """Returns the union of spans of time, disjoint and in order.
-
-  Args:
-    gap_s: spans that are no further apart than this become one.
-  """
+def joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+  """Returns the union of spans of time, disjoint and in order."""
   found: list[tuple[float, float]] = []
   for begin_s, end_s in sorted(spans):
-    if found and begin_s <= found[-1][1] + gap_s:
+    if found and begin_s <= found[-1][1]:
       found[-1] = found[-1][0], max(found[-1][1], end_s)
     else:
       found.append((begin_s, end_s))

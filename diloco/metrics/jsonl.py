@@ -10,7 +10,7 @@ import glob
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from absl import logging
 
@@ -115,8 +115,8 @@ def _next_part(path: pathlib.Path) -> pathlib.Path:
   return path.with_name(f'{path.name}.{max(last, default=0) + 1:06d}')
 
 
-def iterate(path: pathlib.Path) -> Iterator[dict]:
-  """Yields the records of a file and its parts; none if it is absent.
+def read_jsonl(path: pathlib.Path) -> list[dict]:
+  """Returns the records of a file and its parts; none if it is absent.
 
   A last line without its newline is left out: it is being written, or its
   process was killed while it wrote.
@@ -124,16 +124,13 @@ def iterate(path: pathlib.Path) -> Iterator[dict]:
   Raises:
     CorruptLine: any other line is not a JSON object, or was changed.
   """
+  found = []
   for part in parts(path):
     with part.open('rb') as file:
       for number, line in enumerate(file, start=1):
         if line.endswith(b'\n'):
-          yield _record(line[:-1], f'{part}:{number}')
-
-
-def read_jsonl(path: pathlib.Path) -> list[dict]:
-  """Returns all that `iterate` yields."""
-  return list(iterate(path))
+          found.append(_record(line[:-1], f'{part}:{number}'))
+  return found
 
 
 def from_the_end(path: pathlib.Path) -> Iterator[dict]:
@@ -154,42 +151,47 @@ class Tail:
 
   Args:
     path: the file, which need not exist yet.
-    strict: an unreadable line raises; otherwise it is logged and skipped.
   """
 
-  def __init__(self, path: pathlib.Path, strict: bool = True):
-    self._path = path
-    self._strict = strict
+  def __init__(self, path: pathlib.Path):
+    self.path = path
     self._part = 0
-    self._offset = 0  # Bytes of that part that were read.
+    self._offset = self._lines = 0  # Of that part, which were read.
 
-  def new_records(self) -> list[dict]:
+  def new_records(
+    self, skip: Callable[[CorruptLine], None] | None = None
+  ) -> list[dict]:
     """Returns records since the last call; none if there is no file yet.
 
+    Args:
+      skip: takes what is wrong with a line that is left out; None: it raises.
+
     Raises:
-      CorruptLine: as for `iterate`.
+      CorruptLine: as for `read_jsonl`.
     """
     records: list[dict] = []
     while True:
-      found = parts(self._path)
+      found = parts(self.path)
       if self._part < len(found):
-        records += self._read(found[self._part])
+        records += self._read(found[self._part], skip)
       if self._part >= len(found) - 1:
         return records
-      self._part, self._offset = self._part + 1, 0
+      self._part += 1
+      self._offset = self._lines = 0
 
-  def _read(self, path: pathlib.Path) -> Iterator[dict]:
+  def _read(self, path: pathlib.Path, skip) -> Iterator[dict]:
     with path.open('rb') as file:
       file.seek(self._offset)
       for line in file:
         if not line.endswith(b'\n'):
           return
+        self._lines += 1
         try:
-          yield _record(line[:-1], f'{path} at byte {self._offset}')
+          yield _record(line[:-1], f'{path}:{self._lines}')
         except CorruptLine as error:
-          if self._strict:
+          if skip is None:
             raise
-          logging.error('a line is passed over: %s', error)
+          skip(error)
         self._offset += len(line)
 
 

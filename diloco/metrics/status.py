@@ -284,32 +284,33 @@ def newest_heldout(workdir: Workdir) -> dict[str, float]:
 def of_run(workdir: Workdir) -> RunStatus | None:
   """Returns the status of a run from its folder, going on or over.
 
+  What an older version left out of the summary is taken from the last status.
   Once the run is over and its Θ evaluated, that loss is the held-out loss.
   None: nothing was written yet, or the run has no syncer.
 
   Raises:
     MalformedFile: a file is not what a run writes.
   """
-  found = newest(read_summary(workdir.summary), read_status(workdir.status))
+  end, last = read_summary(workdir.summary), read_status(workdir.status)
+  found = end or last
   if found is None:
     return None
+  if end is not None and last is not None:
+    by_id = {each.learner: each for each in last.learners}
+    learners = tuple(
+      _completed(each, by_id[each.learner]) if each.learner in by_id else each
+      for each in end.learners
+    )
+    found = dataclasses.replace(_completed(end, last), learners=learners)
   evaluation = read_evaluation(workdir.evaluation) if found.finished else None
-  return with_heldout(found, workdir, evaluation)
-
-
-def newest(end: RunStatus | None, last: RunStatus | None) -> RunStatus | None:
-  """Returns the status at the end, else the last one.
-
-  What an older version left out of the summary is taken from the last status.
-  """
-  if end is None or last is None:
-    return end or last
-  by_id = {each.learner: each for each in last.learners}
-  learners = tuple(
-    _completed(each, by_id[each.learner]) if each.learner in by_id else each
-    for each in end.learners
+  if evaluation is None:
+    return dataclasses.replace(found, **newest_heldout(workdir))
+  return dataclasses.replace(
+    found,
+    parameters=evaluation.parameters,
+    heldout_step=found.step,
+    heldout_loss=evaluation.final_loss,
   )
-  return dataclasses.replace(_completed(end, last), learners=learners)
 
 
 def _completed(found, other):
@@ -321,21 +322,3 @@ def _completed(found, other):
     if getattr(found, name) == default
   }
   return dataclasses.replace(found, **lacking)
-
-
-def with_heldout(
-  status: RunStatus, workdir: Workdir, evaluation: Evaluation | None
-) -> RunStatus:
-  """Returns the status with the newest loss of Θ that is known.
-
-  Args:
-    evaluation: of the final Θ; None: there is none yet.
-  """
-  if evaluation is None:
-    return dataclasses.replace(status, **newest_heldout(workdir))
-  return dataclasses.replace(
-    status,
-    parameters=evaluation.parameters,
-    heldout_step=status.step,
-    heldout_loss=evaluation.final_loss,
-  )

@@ -29,9 +29,12 @@ import dataclasses
 import pathlib
 import re
 
+_NAMES: list[str] = []  # Of files and folders that are properties.
+
 
 def _inside(name: str) -> property:
   """Returns a property: the path of a file or folder of that name."""
+  _NAMES.append(name)
 
   def path(self) -> pathlib.Path:
     return self.root / name
@@ -64,27 +67,8 @@ class Workdir:
 
   # All that a run may leave: `launch` removes these, and nothing else.
   CONTENTS = (
-    'config.json',
-    'status.json',
-    'summary.json',
-    'evaluation.json',
-    'tape.jsonl',
-    'tapes',
-    'events.jsonl',
-    'pids.json',
-    'loss.png',
-    'sample.txt',
-    'result.json',
-    'lock',
-    'metrics',
-    'tensorboard',
-    'profiles',
-    'logs',
-    'compiled',
-    'parameters',
-    'syncer',
-    'checkpoints',
-    'chaos',
+    *_NAMES,
+    *('metrics', 'tensorboard', 'profiles', 'logs', 'checkpoints'),
     'requests',  # Of 0.1.0.
   )
 

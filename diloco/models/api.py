@@ -45,9 +45,6 @@ class Model(NamedTuple):
     logits: (params, tokens) -> f32 [B, L, V] for int32 tokens [B, L]; position
       i sees the tokens 0 … i, and predicts the next one. None for a model that
       is not a language model: training needs its loss alone.
-    routing: (params, tokens) -> (probs f32 [N, B, L, E], chosen int32 [N, B, L,
-      K]) for N layers: the probability of each expert, and the K chosen ones.
-      None for a model without experts.
   """
 
   init: Callable[[jax.Array], Params]
@@ -55,9 +52,6 @@ class Model(NamedTuple):
   axes: Mapping[str, tuple[str | None, ...]]
   roles: Mapping[str, str]
   logits: Callable[[Params, jax.Array], jax.Array] | None = None
-  routing: Callable[[Params, jax.Array], tuple[jax.Array, jax.Array]] | None = (
-    None
-  )
 
 
 def reported_loss(loss: jax.Array, metrics: Metrics) -> jax.Array:

@@ -53,18 +53,12 @@ def make_decoder(config: DecoderConfig) -> api.Model:
     more, load = routing.auxiliary(told_N, experts)
     return loss + more, metrics | load | {api.CROSS_ENTROPY: loss}
 
-  def routes(params, tokens_BL):
-    return nnx.merge(structure, params).run(
-      tokens_BL, lambda each: (each.probs_BLE, each.chosen_BLK)
-    )[1]
-
   return api.Model(
     init=init,
     loss=loss,
     axes={path: variable.axes for path, variable in variables.items()},
     roles={path: variable.role for path, variable in variables.items()},
     logits=logits,
-    routing=routes if config.experts else None,
   )
 
 

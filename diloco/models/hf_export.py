@@ -109,43 +109,6 @@ def to_exported(
   return tensors
 
 
-def from_exported(
-  tensors: Mapping[str, np.ndarray], config: DecoderConfig
-) -> dict[str, np.ndarray]:
-  """Returns path -> array: the parameters whose `to_exported` is `tensors`.
-
-  Raises:
-    ValueError: a tensor is missing or unknown, or has another shape.
-  """
-  shapes = exported_shapes(config)
-  for name in sorted(shapes.keys() | tensors.keys()):
-    shape = tensors[name].shape if name in tensors else None
-    if shape != shapes.get(name):
-      raise ValueError(f'{name}: {shape}, the config says {shapes.get(name)}')
-  params = {path: np.array(tensors[_TOP[path]]) for path in _top(config)}
-  for name, paths in _layer(config).items():
-    stacked = np.stack([tensors[_name(name, i)] for i in range(config.layers)])
-    # The matrices of one tensor have the same shape.
-    parts = [stacked] if len(paths) == 1 else np.split(stacked, len(paths), -2)
-    for path, part in zip(paths, parts):
-      matrices = np.stack([_turned(x) for x in part])
-      shape = (config.layers, *_ours(path, config))
-      params[f'layers/{path}'] = matrices.reshape(shape)
-  return params
-
-
-def exported_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-  """Returns exported name -> shape of every tensor."""
-  shapes = {_TOP[path]: config.arrays[path][0] for path in _top(config)}
-  for name, paths in _layer(config).items():
-    theirs = _matrix(paths[0], config)
-    if len(theirs) > 1:
-      *experts, rows, columns = theirs
-      theirs = (*experts, columns * len(paths), rows)
-    shapes |= {_name(name, i): theirs for i in range(config.layers)}
-  return shapes
-
-
 def exported_config(
   config: DecoderConfig, seq_len: int, end: int, tokenizer: str
 ) -> dict:

@@ -42,18 +42,9 @@ def _decoder(section) -> 'Model':
 
 
 def _dense(section) -> DecoderConfig:
+  keys = {field.name for field in dataclasses.fields(DecoderConfig)}
   return DecoderConfig(
-    vocab=section.vocab,
-    layers=section.layers,
-    d_model=section.d_model,
-    heads=section.heads,
-    kv_heads=section.kv_heads,
-    head_dim=section.head_dim,
-    d_ff=section.d_ff,
-    rope_theta=section.rope_theta,
-    dtype=section.dtype,
-    remat=section.remat,
-    tied=section.tied,
+    **{key: getattr(section, key) for key in keys - {'experts'}}
   )
 
 

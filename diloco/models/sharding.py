@@ -71,26 +71,24 @@ def param_shardings(
   axes: Mapping[str, tuple[str | None, ...]],
   shapes: Mapping[str, tuple[int, ...]],
   mesh: Mesh,
-  rules: Mapping[str, str | None] = RULES,
 ) -> dict[str, NamedSharding]:
   """Returns path -> the sharding of each parameter.
 
   Args:
     axes: `Model.axes`.
     shapes: Path -> the shape of the parameter; the same paths as `axes`.
-    mesh: A mesh with the axes that `rules` names.
-    rules: Logical axis -> mesh axis or None.
+    mesh: A mesh with the axes that `RULES` names.
 
   Raises:
-    ValueError: A logical axis is not in `rules`, its mesh axis is not in the
-      mesh, is used twice by one parameter, or does not divide its size.
+    ValueError: A logical axis is not in `RULES`, or its mesh axis is used twice
+      by one parameter, or does not divide its size.
   """
   if axes.keys() != shapes.keys():
     raise ValueError(
       'axes and shapes differ in ' + ', '.join(sorted(axes ^ shapes.keys()))
     )
   return {
-    path: NamedSharding(mesh, _spec(path, axes[path], shape, mesh, rules))
+    path: NamedSharding(mesh, _spec(path, axes[path], shape, mesh))
     for path, shape in shapes.items()
   }
 
@@ -124,10 +122,10 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
 
-def _spec(path, names, shape, mesh, rules) -> PartitionSpec:
+def _spec(path, names, shape, mesh) -> PartitionSpec:
   if len(names) != len(shape):
     raise ValueError(f'{path}: axes {names} do not fit the shape {shape}')
-  targets = [_target(path, name, mesh, rules) for name in names]
+  targets = [_target(path, name) for name in names]
   for name, target, size in zip(names, targets, shape):
     if target and size % mesh.shape[target]:
       raise ValueError(
@@ -143,17 +141,11 @@ def _spec(path, names, shape, mesh, rules) -> PartitionSpec:
   return PartitionSpec(*targets)
 
 
-def _target(path, name, mesh, rules) -> str | None:
+def _target(path, name) -> str | None:
   if name is None:
     return None
-  if name not in rules:
+  if name not in RULES:
     raise ValueError(
-      f'{path}: no rule for the axis {name!r}; there are {sorted(rules)}'
+      f'{path}: no rule for the axis {name!r}; there are {sorted(RULES)}'
     )
-  target = rules[name]
-  if target is not None and target not in mesh.shape:
-    raise ValueError(
-      f'{path}: rule {name!r} -> {target!r}, but the mesh has the axes '
-      f'{mesh.axis_names}'
-    )
-  return target
+  return RULES[name]

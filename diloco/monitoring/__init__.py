@@ -3,8 +3,6 @@
 
 Start with `monitor`: one process and what it serves.
 
-  http_pages     an HTTP server that only answers, on loopback unless told else
-  run_metrics    the state of a run as metrics
-  monitor        what one process serves, beside its work
+  monitor        what one process serves, beside its work, and the HTTP server
   monitor_flags  --metrics_bind, and the monitor that it asks for
 """

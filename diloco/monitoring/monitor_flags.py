@@ -3,8 +3,7 @@
 
 from absl import flags, logging
 
-from diloco.monitoring import http_pages
-from diloco.monitoring.monitor import Monitor
+from diloco.monitoring.monitor import Monitor, check_host
 from diloco.transport import sockets
 
 BIND = 'metrics_bind'
@@ -53,7 +52,7 @@ def begin(run: str, process: str) -> Monitor:
     host, port = sockets.split(bind)
   except sockets.BadAddress as error:
     raise ValueError(f'{given}: {error}') from None
-  http_pages.check_host(host, is_open, given, f'--{OPEN}')
+  check_host(host, is_open, given, f'--{OPEN}')
   try:
     url = monitor.serve(host, port, any_name=is_open)
   except OSError as error:

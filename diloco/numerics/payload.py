@@ -33,9 +33,15 @@ def encode(arrays: Arrays, pieces: Pieces, codec: Codec) -> np.ndarray:
   Raises:
     ValueError: an array is not f32 or not of its piece's shape.
   """
-  vectors = (_vector(arrays, piece) for piece in pieces)
-  parts = [codec.encode(vector) for vector in vectors]
-  return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+  if len(pieces) == 1:
+    return codec.encode(_vector(arrays, pieces[0]))
+  data = np.empty(payload_bytes(pieces, codec), np.uint8)
+  start = 0
+  for piece in pieces:
+    part = codec.encode(_vector(arrays, piece))
+    data[start : start + part.size] = part
+    start += part.size
+  return data
 
 
 def decode(

@@ -8,6 +8,5 @@ that goes on or is over, of the lab, of a sweep, of a simulation.
   page         one HTML file that loads nothing else; CSV and JSON beside it
   terminal     in a terminal, of whatever width
   figures      charts and timelines by matplotlib, for notebooks and loss.png
-  colours      of pages and figures
   text_tables  tables of other commands' output
 """

@@ -11,8 +11,14 @@ import pathlib
 from matplotlib import figure, ticker
 
 from diloco.pages import parts
-from diloco.pages.colours import COLOURS, SPAN_COLOURS
-from diloco.pages.parts import SPAN_MEANINGS, Chart, Line, Timeline
+from diloco.pages.parts import (
+  COLOURS,
+  SPAN_COLOURS,
+  SPAN_MEANINGS,
+  Chart,
+  Line,
+  Timeline,
+)
 
 DPI = 150
 SIZE_INCHES = (9.0, 5.0)

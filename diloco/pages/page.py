@@ -16,8 +16,15 @@ import tempfile
 
 from diloco.metrics import files
 from diloco.pages import parts
-from diloco.pages.colours import COLOURS, SPAN_COLOURS, lighter
-from diloco.pages.parts import Chart, Part, ReportPage, Table, Timeline
+from diloco.pages.parts import (
+  COLOURS,
+  SPAN_COLOURS,
+  Chart,
+  Part,
+  ReportPage,
+  Table,
+  Timeline,
+)
 
 TEMPLATE = pathlib.Path(__file__).with_name('page.html')
 PAGE = 'page.html'
@@ -86,7 +93,7 @@ def render(report: ReportPage, every_s: float | None = None) -> str:
   filled = {
     'title': html.escape(report.title),
     'light': _variables(str),
-    'dark': _variables(lighter),
+    'dark': _variables(_lighter),
     'colours': str(len(COLOURS)),
     'meanings': json.dumps(parts.SPAN_MEANINGS),
     'every_ms': str(round(1000 * every_s) if every_s else 0),
@@ -102,6 +109,13 @@ def _variables(shade) -> str:
   found = {f'--c{i}': colour for i, colour in enumerate(COLOURS)}
   found |= {f'--{kind}': colour for kind, colour in SPAN_COLOURS.items()}
   return ' '.join(f'{name}: {shade(each)};' for name, each in found.items())
+
+
+def _lighter(colour: str, share: float = 0.35) -> str:
+  """Mixes a colour with white, for a dark page."""
+  channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+  mixed = (round(each + share * (255 - each)) for each in channels)
+  return '#' + ''.join(f'{each:02x}' for each in mixed)
 
 
 def as_csv(table: Table) -> str:

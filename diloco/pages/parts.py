@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 Cell = str | int | float | None  # None: nothing to say, shown as a dash.
 
 # What a lane of a timeline can show, in words. What comes later is drawn above
-# what comes earlier,
+# what comes earlier.
 SPAN_MEANINGS = {
   'step': 'inner steps',
   'waiting': 'waiting',
@@ -18,17 +18,21 @@ SPAN_MEANINGS = {
   'round': 'round, from due to its update',
   'grace': 'its grace window',
 }
-SPAN_KINDS = tuple(SPAN_MEANINGS)
-# and what a line of a chart can be.
-LINE_KINDS = (
-  'simulated',
-  'closed form',
-  'paper',
-  'measured',
-  'training',  # A loss, and
-  'validation',  # one on held-out text.
-  'course',  # What changes over time.
-)
+# Okabe and Ito's palette, safe for colour blindness, without its green: on a
+# page that says that all is well, and nothing else.
+COLOURS = (
+  '#0072B2', '#D55E00', '#CC79A7', '#E69F00', '#56B4E9', '#7B61C4', '#8C564B',
+)  # fmt: skip
+# By the kind of a span.
+SPAN_COLOURS = {
+  'step': '#3B8BC9',
+  'waiting': '#D7D7D7',
+  'bootstrap': '#8E3575',
+  'pause': '#E69F00',
+  'dead': '#B00020',
+  'round': '#C9B77D',
+  'grace': '#7A6A2F',
+}
 NOTHING = '—'
 ROUND_LANES_MAX = 4  # Of a timeline; more of its rounds overlap.
 UNITS = ((1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k'))
@@ -68,7 +72,9 @@ class Line:
   """Points of one line of a chart; `spreads` are standard deviations."""
 
   label: str
-  kind: str  # One of LINE_KINDS.
+  # 'simulated', 'closed form', 'paper', 'measured'; 'training' of a loss,
+  # 'validation' of one on held-out text; 'course' of what changes over time.
+  kind: str
   xs: tuple[float, ...]
   ys: tuple[float, ...]
   spreads: tuple[float, ...] = ()
@@ -114,7 +120,7 @@ class TimelineSpan:
   lane: int
   begin_s: float
   end_s: float
-  kind: str  # One of SPAN_KINDS.
+  kind: str  # Of `SPAN_MEANINGS`.
   label: str = ''
 
 
@@ -330,13 +336,3 @@ def in_thousands(value: float) -> str:
       if abs(value) >= size:
         return f'{value / size:.4g}{unit}'
   return f'{value:.4g}'
-
-
-def duration(time_s: float) -> str:
-  """Seconds as '0.8 s', '3 min 20 s', '2 h 5 min'."""
-  if time_s < 120:
-    return f'{time_s:.3g} s'
-  minutes, seconds = divmod(round(time_s), 60)
-  if minutes < 120:
-    return f'{minutes} min {seconds} s'
-  return f'{minutes // 60} h {minutes % 60} min'

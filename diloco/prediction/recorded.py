@@ -12,7 +12,8 @@ from diloco.config import run_config
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.faults import Fault
-from diloco.metrics import run_reader
+from diloco.metrics import recorded_run
+from diloco.metrics.jsonl import parts
 from diloco.metrics.recorded_run import SYNCER, Life, NoReport, RecordedRun
 from diloco.metrics.workdir import Workdir, learner_name
 
@@ -37,17 +38,17 @@ def read(folder: pathlib.Path) -> RecordedRun:
   workdir = Workdir(pathlib.Path(folder))
   config_of(workdir)
   try:
-    run = run_reader.read(workdir.root, workdir.root.name)
+    run = recorded_run.read(workdir.root)
   except NoReport as error:
     raise NotPredictable(str(error)) from None
   for path, why in (
     (workdir.events, 'was it started by launch.local?'),
     (workdir.tape, 'no syncer got as far as that'),
   ):
-    if path.name in run.absent:
+    if not parts(path):
       raise NotPredictable(f'{path}: is missing; {why}')
-  if run.gaps:
-    raise NotPredictable(run.gaps[0])
+  if run.problem:
+    raise NotPredictable(run.problem)
   if 'ready' not in run.records:
     raise NotPredictable(f'{workdir.tape}: no learner was ever ready')
   if why := _why_not(run):

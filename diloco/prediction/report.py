@@ -69,11 +69,10 @@ def report(
 
 
 def _agreement(run: RecordedRun, twins: Sequence[Twin]) -> Table:
-  uptime = metrics_goodput.uptime(run.steps, 0.0, run.until_s)
   rounds, steps = len(run.rounds), len(run.steps)
   rows = [
     ('goodput, %', *_percent(run.goodput, [x.goodput for x in twins])),
-    ('uptime, %', *_percent(uptime, [x.uptime for x in twins])),
+    ('uptime, %', *_percent(run.uptime, [x.uptime for x in twins])),
     ('rounds closed', *_beside(rounds, [x.rounds for x in twins])),
     ('inner steps of all', *_beside(steps, [len(x.steps) for x in twins])),
   ]

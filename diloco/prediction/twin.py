@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The machines of a run under its faults and its speeds, in simulated time."""
 
-import collections
 import dataclasses
 import math
 import random
-import re
 from collections.abc import Callable, Sequence
 
 from diloco import faults
@@ -18,7 +16,6 @@ from diloco.metrics.goodput import StepRecord
 from diloco.metrics.recorded_run import SYNCER
 from diloco.metrics.workdir import learner_name
 from diloco.prediction.recorded import Speeds
-from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions, Timing
 from diloco.simulator.network import USUAL, LinkDeviation, UnequalWires
 
@@ -36,26 +33,6 @@ LATE_S = 20.0  # and so long a fault waits for its target to run.
 DELAY_LESS_S = 0.001
 
 
-class _Counts(Tally):
-  """Counts also what the syncer refused, by reason."""
-
-  def __init__(self, until_s: float):
-    super().__init__(timeline_s=until_s)
-    self.refused: collections.Counter[str] = collections.Counter()
-
-  def at_syncer(self, syncer, event, effects):
-    super().at_syncer(syncer, event, effects)
-    for effect in effects:
-      match effect:
-        case syncer_events.LogDecision(kind='refused'):
-          self.refused[reason_of(effect.reason)] += 1
-
-
-def reason_of(text: str) -> str:
-  """Returns a reason without its figures, so that equal ones are counted."""
-  return re.sub(r'\d+(\.\d+)?', '…', text.partition(':')[0])
-
-
 @dataclasses.dataclass(frozen=True)
 class Twin:
   """The result of one simulation of a run; `counts` has all about rounds."""
@@ -63,7 +40,6 @@ class Twin:
   goodput: float  # Of the M learners, with stalls; no newcomer counts.
   uptime: float  # Share of the time in which at least one learner stepped.
   steps: tuple[StepRecord, ...]  # Inner steps of all learners.
-  refused: dict[str, int]  # Contributions, by reason.
   counts: Tally
 
   @property
@@ -292,7 +268,7 @@ def simulate(
     speeds.step_s[m] if m < len(speeds.step_s) else max(speeds.step_s)
     for m in range(ids)
   ]
-  counts = _Counts(until_s)
+  counts = Tally(timeline_s=until_s)
 
   def lengths(learner: int) -> Callable[[float], float]:
     # Each has its own stream of draws: no learner affects another's.
@@ -347,6 +323,5 @@ def simulate(
       for m, begin_s, end_s in counts.steps_spans
       if (step_s := end_s - begin_s)
     ),
-    refused=dict(counts.refused),
     counts=counts,
   )

@@ -89,7 +89,7 @@ class SaveAt(FromLeadingHost):
 
   step: int
   loss: float
-  progress: str  # JSON of `checkpoint.learner_records.LearnerProgress`.
+  progress: str  # JSON, as of `learner.restore.progress_of`.
 
 
 class EndAt(FromLeadingHost):

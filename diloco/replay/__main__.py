@@ -20,11 +20,17 @@ from diloco.learner.device import Device
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.run_progress import ProgressLine, counter
 from diloco.metrics.workdir import Workdir
-from diloco.replay.replay import Replay, ReplayBackend, Replayed
-from diloco.replay.replay_plan import NotReplayable, ReplayPlan, make_plan
+from diloco.replay.replay import (
+  NotReplayable,
+  Replay,
+  ReplayBackend,
+  Replayed,
+  ReplayPlan,
+  make_plan,
+)
 from diloco.run import environment, logs
-from diloco.run.event_log import EventLogs, read_tapes
 from diloco.run.spec import make_run_spec
+from diloco.run.tape_events import EventLogs, read_tapes
 
 # What a folder that can't be replayed raises.
 UNREADABLE = (NotReplayable, MalformedFile, ValueError, FileNotFoundError)

@@ -10,7 +10,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.protocol.incarnation import SESSION_BITS, process_of
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import tape_events
-from diloco.run.event_log import EventLogs, LoggedEvent
+from diloco.run.tape_events import EventLogs, LoggedEvent
 
 ROUND = 'round'
 UNCLOSED = 'unclosed'  # A round left open by a syncer's death.

@@ -2,8 +2,9 @@
 """Hands a run to Weights & Biases: python -m diloco.report.to_wandb RUN
 
 Each process of the run becomes a run there, in a group with the name of RUN:
-its scalars over the global step, and the configuration. Nothing leaves this
-machine unless WANDB_MODE=online says so: runs are files in ./wandb, which
+its scalars over the global step, and the configuration; the syncer's has all
+figures of the run, by their names in `diloco.metrics.figures`. Nothing leaves
+this machine unless WANDB_MODE=online says so: runs are files in ./wandb, which
 `wandb sync` sends later. Training itself knows nothing of it.
 
 Needs the package wandb: pip install -e '.[wandb]'.
@@ -16,9 +17,9 @@ import pathlib
 
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
-from diloco.metrics import names
+from diloco.metrics import figures, names, status
 from diloco.metrics.jsonl import read_jsonl
-from diloco.metrics.workdir import Workdir
+from diloco.metrics.workdir import SYNCER, Workdir
 
 PROJECT = 'diloco'
 MODE = 'WANDB_MODE'
@@ -40,34 +41,45 @@ def main(argv) -> int:
     config = json.loads(workdir.config.read_text())
   import wandb  # An extra.
 
+  group = workdir.root.resolve().name
   for path in files:
-    written = _write(wandb, path, workdir.root.resolve().name, config)
-    print(f'{path.stem}: {written} records')
+    records = read_jsonl(path)
+    _write(wandb, path.stem, group, config, records)
+    print(f'{path.stem}: {len(records)} records')
+  told = status.of_run(workdir)
+  if told is not None:
+    _write(wandb, SYNCER, group, config, [], known_figures(told))
+    print(f'{SYNCER}: the figures of the run')
   wandb.teardown()  # Waits until its files are whole.
   return 0
 
 
-def _write(wandb, path: pathlib.Path, group: str, config) -> int:
-  """Writes the scalars of one process; returns the number of its records.
+def known_figures(told: status.RunStatus) -> dict[str, float]:
+  """Returns the figures of a run that are known, by their names."""
+  values = figures.values(figures.RUN, told)
+  return {name: x for name, x in values.items() if x is not None}
+
+
+def _write(wandb, name: str, group: str, config, records, summary=None) -> None:
+  """Writes a process's records, and its figures at the end.
 
   They are over the global step, which does not begin anew with a process.
   """
   run = wandb.init(
     project=PROJECT,
     group=group,
-    name=path.stem,
+    name=name,
     config=config,
     mode=os.environ.get(MODE, 'offline'),
     settings=wandb.Settings(console='off', silent=True, x_disable_stats=True),
   )
-  records = read_jsonl(path)
   with run:
     run.define_metric('*', step_metric=names.BOARD_STEP)
     for record in records:
       scalars = {k: v for k, v in record.items() if k not in NO_SCALARS}
       step = record.get(names.GLOBAL_STEP, record['step'])
       run.log({names.BOARD_STEP: step, **scalars})
-  return len(records)
+    run.summary.update(summary or {})
 
 
 if __name__ == '__main__':

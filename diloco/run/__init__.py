@@ -5,19 +5,16 @@ Start with `spec`: all that follows from a configuration alone, the same in
 every process: layout, codecs, schedule, model, data.
 
   spec           `RunSpec` of a run, and a user's own model
-  host_slices    what of each fragment a process of a learner holds
-  payload_parts  a payload in parts, one for each shard of the syncer
-  contributions  what a learner offers, encoded and checked
-  tape_events    what a line of an event tape can say
-  event_log      writes and reads event tapes
+  payload_parts  what of a fragment a host holds; payloads in parts, one a
+                 shard of the syncer; contributions, encoded and checked
+  tape_events    event tapes: what a line can say; writes and reads them
   environment    what of a machine decides about bits
-  step_profiler  traces of inner steps by jax.profiler
+  step_profiler  traces of inner steps by jax.profiler, and their MFU
   heldout        loss on held-out text
-  utilisation    MFU
   exposure       refuses to listen where strangers could connect
   logs           log lines, as text or JSON
   command        runs the commands that take a training configuration
   threads        a worker thread, an inbox
 
-Nothing is re-exported: commands without jax use `tape_events`, `event_log`.
+Nothing is re-exported: commands without jax use `tape_events`.
 """

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Payloads in parts, one for each shard of the syncer, and their pace."""
+"""Payloads: what of each fragment a host holds, cut into parts, one for each
+shard of the syncer; contributions encoded and checked; the pace of pulls.
+"""
 
+import functools
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from absl import logging
 
-from diloco.numerics import native
+from diloco.numerics import merge, native
 from diloco.numerics import payload as payload_lib
-from diloco.numerics.codec import Codec
+from diloco.numerics.codec import Codec, EncodedArray
+from diloco.numerics.fragments import Layout, Pieces
+from diloco.numerics.mesh_partition import Partition, Slice, from_text
+from diloco.numerics.shard_assignment import ShardAssignment
 from diloco.protocol import messages, timeouts
 from diloco.protocol.messages import Part, Payload
 from diloco.protocol.timeouts import TransferTime
+from diloco.run.spec import RunSpec
 from diloco.transport.data_plane import (
   Closed,
   DataPlane,
@@ -21,6 +29,223 @@ from diloco.transport.data_plane import (
   TimedOut,
   Unreachable,
 )
+
+HOSTS_MAX = 1024  # Per learner: bounds what a hello may request.
+
+Boxes = tuple[Slice, ...]
+Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
+# `payload.decode`, or one that leaves encoded what can be merged so.
+Decode = Callable[[np.ndarray, Pieces, Codec], dict]
+
+
+class HostSlices:
+  """The slices of one host; a learner's only process holds whole pieces.
+
+  Args:
+    partition: how the learner's hosts share the parameters.
+
+  Attributes:
+    needed: by fragment, the slices that the host's devices hold.
+    by_piece: `needed` by fragment and name of the piece.
+    offered: by fragment, the slices that the host offers; together, the hosts
+      offer every value once.
+  """
+
+  def __init__(self, layout: Layout, partition: Partition, host: int):
+    self.host = host
+    self.partition = partition
+    self.needed: tuple[Boxes, ...] = tuple(
+      partition.needed(pieces, host) for pieces in layout.fragments
+    )
+    self.by_piece = [_grouped(boxes) for boxes in self.needed]
+    self.offered: tuple[Boxes, ...] = tuple(
+      partition.offered(pieces, host) for pieces in layout.fragments
+    )
+
+  def needed_of(self, fragment: int, whole: Arrays) -> dict[str, np.ndarray]:
+    """Returns this host's slices of a whole fragment.
+
+    Args:
+      whole: piece name -> array.
+    """
+    return {
+      box.name: np.asarray(whole[box.piece.name][box.index], order='C')
+      for box in self.needed[fragment]
+    }
+
+  def offered_of(self, fragment: int, held: Arrays) -> dict[str, np.ndarray]:
+    """Returns the slices that the host offers, as views of what it holds.
+
+    Args:
+      held: box name -> array, as from `needed_of`.
+    """
+    return {
+      box.name: held[outer.name][_inside(box, outer)]
+      for box in self.offered[fragment]
+      for outer in [_around(box, self.by_piece[fragment][box.piece.name])]
+    }
+
+
+def _grouped(boxes: Boxes) -> dict[str, list[Slice]]:
+  groups: dict[str, list[Slice]] = {}
+  for box in boxes:
+    groups.setdefault(box.piece.name, []).append(box)
+  return groups
+
+
+def _around(box: Slice, held: Sequence[Slice]) -> Slice:
+  for outer in held:
+    if all(
+      first <= a and b <= last
+      for (a, b), (first, last) in zip(box.ranges, outer.ranges)
+    ):
+      return outer
+  raise AssertionError(f'{box.name} is offered, and none of {held}')
+
+
+def _inside(box: Slice, outer: Slice):
+  return (
+    *(
+      slice(a - first, b - first)
+      for (a, b), (first, _) in zip(box.ranges, outer.ranges)
+    ),
+    ...,
+  )
+
+
+# Maps a payload's bytes to the hosts of a learner and the shards of a syncer.
+#
+# Part host·S + shard of a payload has the slices of the pieces that the shard
+# owns, as far as the host holds them. A learner of one host has whole pieces.
+
+
+class SliceMap:
+  """One learner's partition, set against the shards of a syncer.
+
+  Args:
+    partition: the learner's partition; None: it has one host, and whole pieces.
+  """
+
+  def __init__(self, owners: ShardAssignment, partition: Partition | None):
+    self._owners = owners
+    self._partition = partition
+    self.hosts = partition.host_count if partition else 1
+    self.offered = functools.cache(
+      functools.partial(self._boxes, Partition.offered)
+    )
+    self.needed = functools.cache(
+      functools.partial(self._boxes, Partition.needed)
+    )
+
+  @property
+  def whole(self) -> bool:
+    """True if every slice is a whole piece."""
+    return self._partition is None
+
+  def up_bytes(self, fragment: int, codec: Codec) -> tuple[int, ...]:
+    """Returns the bytes of what the learner offers, by part."""
+    return self._by_part(
+      lambda host, shard: payload_lib.payload_bytes(
+        self.offered(fragment, host, shard), codec
+      )
+    )
+
+  def down_bytes(self, fragment: int, codec: Codec) -> tuple[int, ...]:
+    """Returns the bytes of what the learner is offered, by part."""
+    return self._by_part(
+      lambda host, shard: (
+        payload_lib.payload_bytes if self.whole else payload_lib.cut_bytes
+      )(self.needed(fragment, host, shard), codec)
+    )
+
+  def cut(
+    self, data: np.ndarray, fragment: int, shard: int, codec: Codec
+  ) -> tuple[np.ndarray, ...]:
+    """Returns what each host takes of the bytes that a shard has encoded."""
+    if self.whole:
+      return (data,)
+    pieces = self._owners.pieces(fragment, shard)
+    return tuple(
+      payload_lib.cut(data, pieces, self.needed(fragment, host, shard), codec)
+      for host in range(self.hosts)
+    )
+
+  def crcs(self, theta: Arrays, fragment: int, shard: int) -> tuple[int, ...]:
+    """Returns the CRCs of each host's slices of a shard's pieces.
+
+    Whole pieces have none.
+
+    Args:
+      theta: the pieces of the shard.
+    """
+    if self.whole:
+      return ()
+    return tuple(
+      payload_lib.crc(boxes_of(boxes, theta), boxes) if boxes else 0
+      for host in range(self.hosts)
+      for boxes in [self.needed(fragment, host, shard)]
+    )
+
+  def join(
+    self,
+    parts: Sequence[np.ndarray],
+    fragment: int,
+    shard: int,
+    codec: Codec,
+    decode: Decode = payload_lib.decode,
+  ) -> dict[str, np.ndarray]:
+    """Assembles a shard's pieces from what each host has offered it.
+
+    Args:
+      parts: by host, of the sizes of `up_bytes`.
+      decode: takes the bytes of whole pieces; those of slices are decoded.
+    """
+    pieces = self._owners.pieces(fragment, shard)
+    if self.whole:
+      return decode(parts[0], pieces, codec)
+    arrays = {p.name: np.empty(p.shape, np.float32) for p in pieces}
+    for host, data in enumerate(parts):
+      boxes = self.offered(fragment, host, shard)
+      if not boxes:
+        continue
+      found = payload_lib.decode(data, boxes, codec)
+      for box in boxes:
+        arrays[box.piece.name][box.index] = found[box.name]
+    return arrays
+
+  def _boxes(self, of, fragment: int, host: int, shard: int) -> Boxes:
+    pieces = self._owners.pieces(fragment, shard)
+    return of(self._partition, pieces, host) if self._partition else pieces
+
+  def _by_part(self, nbytes_of) -> tuple[int, ...]:
+    return tuple(
+      nbytes_of(host, shard)
+      for host in range(self.hosts)
+      for shard in range(self._owners.shards)
+    )
+
+
+def boxes_of(boxes: Boxes, whole: Arrays) -> dict[str, np.ndarray]:
+  """Returns box name -> its values, taken from whole pieces."""
+  return {box.name: whole[box.piece.name][box.index] for box in boxes}
+
+
+def read_slice_map(run_spec: RunSpec, text: str) -> SliceMap:
+  """Returns the cuts of a learner from the partition text of its hello.
+
+  An empty text means that it has one host.
+
+  Raises:
+    ValueError: the text is not a partition of the run's parameters.
+  """
+  shapes = {path: spec.shape for path, spec in run_spec.specs.items()}
+  hosts_max = min(HOSTS_MAX, run_spec.limits.hosts)
+  partition = from_text(text, shapes, hosts_max) if text else None
+  return SliceMap(run_spec.owners, partition)
+
+
+# Parts and their pace --------------------------------------------------------
+
 
 TELL_FACTOR = 2.0  # A smaller change is not worth a log line.
 NOTHING = np.empty(0, np.uint8)
@@ -164,19 +389,14 @@ class Fetchers:
       if each is not None:
         each.close()
 
-  def pull(self, payload: Payload, pace: TransferPace) -> list[np.ndarray]:
-    """Returns the bytes by shard, all verified.
+  def pull_each(
+    self, payloads: Sequence[Payload], pace: TransferPace
+  ) -> list[np.ndarray]:
+    """Returns the bytes by shard, all verified, given a payload for each.
 
     Raises:
       TransferFailed: as `Fetcher.pull`, for the first part that did not come.
     """
-    shards = range(len(self._fetchers))
-    return self.pull_each([only(payload, shard) for shard in shards], pace)
-
-  def pull_each(
-    self, payloads: Sequence[Payload], pace: TransferPace
-  ) -> list[np.ndarray]:
-    """Returns the bytes by shard, given one payload for each shard."""
     parts = []
     for shard, wanted in enumerate(payloads):
       if wanted.nbytes:
@@ -202,3 +422,112 @@ class Fetchers:
     if fetcher is None:
       raise Unreachable(f'shard {shard} has not said where it is')
     return fetcher
+
+
+# Contributions ---------------------------------------------------------------
+
+
+Inspected = dict[str, np.ndarray | EncodedArray]
+
+# Largest accepted magnitude: far beyond use, far below overflow.
+LARGEST = 1e12
+
+
+def encode(
+  reference: Mapping[str, np.ndarray],
+  theta: Mapping[str, np.ndarray],
+  pieces: Pieces,
+  codec: Codec,
+) -> np.ndarray:
+  """Returns the bytes of v = reference − θ of one fragment.
+
+  There is one piece's v at a time: a learner encodes next to its steps, and
+  memory that is touched first takes longer than the codec.
+  """
+  data = np.empty(payload_lib.payload_bytes(pieces, codec), np.uint8)
+  start = 0
+  for piece in pieces:
+    v = np.subtract(
+      np.asarray(reference[piece.name], np.float32),
+      np.asarray(theta[piece.name], np.float32),
+    )
+    part = payload_lib.encode({piece.name: v}, (piece,), codec)
+    data[start : start + part.size] = part
+    start += part.size
+  return data
+
+
+class Unusable(Exception):
+  """A contribution that must not be merged."""
+
+
+def pull_parts(
+  found: messages.Payload,
+  fragment: int,
+  shard: int,
+  codec: Codec,
+  fetchers: Sequence[Fetcher],
+  slice_map: SliceMap,
+  pace: TransferPace,
+  decode: Decode = payload_lib.decode,
+) -> dict[str, np.ndarray]:
+  """Pulls a shard's part of v_m, or of Θ_p: piece name -> f32 array.
+
+  Args:
+    codec: of the bytes; that of whole fragments for Θ_p.
+    fetchers: by host of the learner.
+    decode: see `SliceMap.join`.
+
+  Raises:
+    TransferFailed: the bytes did not come, or differ from those announced.
+    Unusable: they have another codec or size than the fragment needs.
+  """
+  expected = slice_map.up_bytes(fragment, codec)
+  reason = why_unfit(found, fragment, codec, expected)
+  if reason is not None:
+    raise Unusable(reason)
+  shards = len(expected) // slice_map.hosts
+  wanted = (only(found, h * shards + shard) for h in range(slice_map.hosts))
+  # What each host has for this shard: all of it, or nothing.
+  parts = [
+    pace.pull(fetcher, each) if each.nbytes else NOTHING
+    for fetcher, each in zip(fetchers, wanted, strict=True)
+  ]
+  return slice_map.join(parts, fragment, shard, codec, decode)
+
+
+def decode(
+  data: np.ndarray, pieces: Pieces, codec: Codec
+) -> tuple[dict[str, np.ndarray], float]:
+  """Decodes v_m and returns it with its L2 norm; the inverse of `encode`.
+
+  Raises:
+    Unusable: values are not finite, or absurdly large.
+  """
+  return checked(payload_lib.decode(data, pieces, codec))
+
+
+def checked(v: Inspected) -> tuple[Inspected, float]:
+  """Returns v_m and its L2 norm after checking its values.
+
+  Raises:
+    Unusable: values are not finite, or absurdly large.
+  """
+  largest = max(_largest(array) for array in v.values())
+  if not math.isfinite(largest):
+    raise Unusable('not finite')
+  if largest > LARGEST:
+    raise Unusable(f'a value of {largest:.3g}, at most {LARGEST:g} is merged')
+  return v, merge.norm(*v.values())
+
+
+def _largest(x: np.ndarray | EncodedArray) -> float:
+  """Returns max |x|, infinite if a value is not finite."""
+  found = (
+    x.largest
+    if isinstance(x, EncodedArray)
+    else float(
+      max(x.max(), -x.min())  # Both are NaN if one value is.
+    )
+  )
+  return found if math.isfinite(found) else math.inf

@@ -16,7 +16,6 @@ import numpy as np
 from absl import logging
 
 from diloco.config import config_files, run_config
-from diloco.config import limits as config_limits
 from diloco.config.sections import ModelConfig
 from diloco.data import corpus, text_windows
 from diloco.data.corpus import file_corpus
@@ -130,10 +129,10 @@ class RunSpec:
     )
 
   @property
-  def limits(self) -> config_limits.RunLimits:
+  def limits(self) -> run_config.RunLimits:
     """Limits on the run's processes."""
     config = self.config
-    return config_limits.limits_of(
+    return run_config.limits_of(
       config.protocol.learners, config.data.shards, config.syncer.shards
     )
 

@@ -77,8 +77,7 @@ def rounds(number: int) -> str:
 def of_learner(
   n: float, f: float, s: float, b: float, ahead: int
 ) -> tuple[Memory, ...]:
-  """See `learner/replica.py`, `transfers.py`, `peer_bootstrap.py`,
-  `held_state.py`.
+  """See `learner/replica.py`, `hosts/host_transfer.py`, `train_state.py`.
 
   Args:
     ahead: rounds that may be in flight.

@@ -212,11 +212,12 @@ def machines(config: SimulationConfig, say: Callable[[str], None]) -> Table:
 def _run(config: SimulationConfig, seed: int) -> Record:
   until_s = CYCLES * config.protocol.sync_every_steps * config.fleet.step_s
   found = studies.decoupled(config, seed, until_s)
-  used = [link for link in found.links if link.process != SYNCER]
+  used = [link for (id_, _), link in found.meters.items() if id_ != SYNCER]
+  bits = max((link.bits_until(found.now_s) for link in used), default=0.0)
   return found.record() | {
     'versions_behind': statistics.fmean(map(found.staleness, found.learners)),
     # Of the learners' busiest link, one way; 0 where none is used.
-    'busiest_mean': 1e-9 * max((x.mean_bps for x in used), default=0.0),
+    'busiest_mean': 1e-9 * (bits / found.now_s),
     'busiest_peak': 1e-9 * max((x.peak_bps for x in used), default=0.0),
   }
 

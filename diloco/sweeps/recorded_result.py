@@ -8,16 +8,10 @@ import statistics
 from collections.abc import Iterator
 
 from diloco.config.run_config import RunConfig
-from diloco.metrics import (
-  figures,
-  names,
-  run_reader,
-  token_ledger,
-  token_tapes,
-)
+from diloco.metrics import figures, recorded_run, token_ledger
 from diloco.metrics.jsonl import CorruptLine, read_jsonl
 from diloco.metrics.recorded_run import NoReport, RecordedRun
-from diloco.metrics.workdir import EVALUATOR, Workdir
+from diloco.metrics.workdir import Workdir
 from diloco.sweeps.sweep import BadResult, SeedResult
 
 CurvePoint = tuple[int, int, float]  # Global step, tokens, loss.
@@ -34,19 +28,15 @@ def read(workdir: Workdir, config: RunConfig) -> SeedResult:
     BadResult: a record is missing or broken; names it.
   """
   try:
-    run = run_reader.read(workdir.root, config.name)
-    rows = token_tapes.rows_of(
-      workdir,
-      config.protocol.fragments,
-      run.setup.tokens_per_step,
-      config.protocol.blend,
+    run = recorded_run.read(workdir.root)
+    rows = token_ledger.rows_of(
+      workdir, config.protocol.fragments, config.protocol.blend
     )
-    evaluated = _evaluated(workdir)
     delays = list(_delays(workdir))
   except (NoReport, CorruptLine, OSError) as error:
     raise BadResult(str(error)) from None
-  if run.gaps:
-    raise BadResult(' '.join(run.gaps))
+  if run.problem:
+    raise BadResult(run.problem)
   for path in (workdir.summary, workdir.evaluation):
     if not path.exists():
       raise BadResult(f'{path}: is missing, so the run did not come to its end')
@@ -63,7 +53,7 @@ def read(workdir: Workdir, config: RunConfig) -> SeedResult:
     learners_loss=math.nan,
     curve=(
       (0, 0, evaluation.initial_loss),
-      *_points(run, evaluated, end),
+      *_points(run, end),
       end,
     ),
     rounds=status.rounds,
@@ -78,21 +68,7 @@ def read(workdir: Workdir, config: RunConfig) -> SeedResult:
   )
 
 
-def _evaluated(workdir: Workdir) -> dict[int, float]:
-  """Returns the losses that the evaluator has measured, by global step."""
-  path = workdir.metrics(EVALUATOR)
-  if not path.exists():  # Only where the configuration asks for it.
-    return {}
-  return {
-    line['step']: line[names.EVAL_LOSS]
-    for line in read_jsonl(path)
-    if names.EVAL_LOSS in line
-  }
-
-
-def _points(
-  run: RecordedRun, evaluated: dict[int, float], end: CurvePoint
-) -> Iterator[CurvePoint]:
+def _points(run: RecordedRun, end: CurvePoint) -> Iterator[CurvePoint]:
   """Yields the evaluations before the end, in the order of their steps.
 
   Tokens are those of all steps that were made when the evaluated Θ was
@@ -102,6 +78,8 @@ def _points(
   ends_s = [step.end_s for step in run.steps]
   total_steps, total_tokens, _ = end
   newest = 0
+  # Those of the evaluator, without the run's first and last Θ.
+  evaluated = {int(step): loss for _, step, loss in run.heldout[1:-1]}
   for step, loss in sorted(evaluated.items()):
     if not 0 < step < total_steps:
       continue

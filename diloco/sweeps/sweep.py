@@ -42,10 +42,7 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class SeedResult:
-  """The result of one run of one seed; losses in nats per token.
-
-  `health` has one entry per point of the curve, and is empty in older results.
-  """
+  """The result of one run of one seed; losses in nats per token."""
 
   loss: float
   learners_loss: float  # Of the mean of the learners' parameters.
@@ -54,7 +51,6 @@ class SeedResult:
   participation: float
   goodput: float
   wall_s: float
-  health: tuple[Mapping[str, float], ...] = ()  # By name.
   merged_tokens: int | None = None  # Included in Θ; None in older results.
   age_steps: float | None = None  # As in `Trained`; None in older results.
   old_share: float | None = None
@@ -153,13 +149,9 @@ def read_from(run: pathlib.Path) -> SeedResult:
   path = run / RESULT
   try:
     fields = json.loads(path.read_text())
-    return SeedResult(
-      **fields
-      | {
-        'curve': tuple(map(tuple, fields['curve'])),
-        'health': tuple(fields.get('health', ())),
-      }
-    )
+    fields.pop('health', None)  # 0.1.0 wrote it, and nothing read it.
+    curve = tuple(map(tuple, fields['curve']))
+    return SeedResult(**fields | {'curve': curve})
   except (ValueError, TypeError, KeyError) as error:
     raise BadResult(f'{path}: is no result of a run: {error}') from None
 

@@ -20,9 +20,13 @@ from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run.event_log import SyncerEventLog, closing_line, line_of
 from diloco.run.spec import RunSpec
-from diloco.run.tape_events import Started
+from diloco.run.tape_events import (
+  Started,
+  SyncerEventLog,
+  closing_line,
+  line_of,
+)
 from diloco.run.threads import Inbox, Worker
 from diloco.syncer.results import ResultCollector, ResultLost, Results
 from diloco.syncer.shard import Shard
@@ -312,7 +316,7 @@ class SyncerServer:
       at_s = self._tape.write(effect, self._shards.crcs())
       worked = self._stats.note_effect(effect, at_s)
       if worked is not None:
-        self._tape.tell_work(worked)
+        self._tape.append(worked)
 
   # Effects ------------------------------------------------------------------
 
@@ -493,7 +497,7 @@ class SyncerServer:
     self._standing_said = True
     ledger = machine.ledger()
     outer = [self._shards.outer(p) for p in range(len(ledger.versions))]
-    self._tape.start(
+    self._tape.append(
       Started(
         closed_round=ledger.closed_round,
         versions=ledger.versions,

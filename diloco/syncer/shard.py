@@ -18,9 +18,14 @@ from diloco.numerics.codec import Codec
 from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.config import UPDATES_KEPT
-from diloco.run import contributions
-from diloco.run.host_slices import Decode, SliceMap, read_slice_map
-from diloco.run.payload_parts import TransferPace, part_of
+from diloco.run import payload_parts
+from diloco.run.payload_parts import (
+  Decode,
+  SliceMap,
+  TransferPace,
+  part_of,
+  read_slice_map,
+)
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
 from diloco.syncer.outer_state import OuterState, OuterStep
@@ -125,7 +130,7 @@ class Shard:
     self._ends: dict[Key, PeerEnds] = {}
     self._lock = threading.Lock()  # Guards the next three fields.
     self._wanted: set[int] = set()  # Jobs of the pool.
-    self._pulled: dict[int, contributions.Inspected] = {}  # By job.
+    self._pulled: dict[int, payload_parts.Inspected] = {}  # By job.
     # By job, with the fragment.
     self._taken: dict[int, tuple[int, Arrays]] = {}
     self._outcomes: dict[int, OuterStep] = {}
@@ -268,9 +273,9 @@ class Shard:
       return
     try:
       answer = job(order, ends)
-    except (TransferFailed, contributions.Unusable) as error:
+    except (TransferFailed, payload_parts.Unusable) as error:
       reason = f'{type(error).__name__}: {error}'
-      unusable = isinstance(error, contributions.Unusable)
+      unusable = isinstance(error, payload_parts.Unusable)
       answer = orders.PartFailed(order.job, reason, unusable)
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
       self._crash(error)
@@ -284,7 +289,7 @@ class Shard:
   def _pull(self, order: orders.PullPart, ends: PeerEnds) -> orders.PartPulled:
     """Pulls an outer gradient on the pool, fully checked."""
     v = self._pull_parts(order, ends, self._run_spec.up, payload.inspect)
-    v, norm = contributions.checked(v)
+    v, norm = payload_parts.checked(v)
     self._keep(self._pulled, order.job, v)
     return orders.PartPulled(order.job, norm)
 
@@ -299,7 +304,7 @@ class Shard:
     self, order, ends: PeerEnds, codec: Codec, decode: Decode = payload.decode
   ):
     """Pulls what each host of a learner has for this shard, and joins it."""
-    return contributions.pull_parts(
+    return payload_parts.pull_parts(
       order.payload,
       order.fragment,
       self.shard,

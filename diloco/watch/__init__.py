@@ -5,7 +5,6 @@ Start with `folders`: what is in a folder, and the page of it.
 
   __main__      flags to a page that is served or written
   folders       the page of one or several folders
-  followed_run  reads a run's folder, each line once
   run_page      the page of runs
   sweep_page    the page of a sweep
   watch_server  serves page, status and metrics over HTTP

@@ -4,13 +4,12 @@
 import pathlib
 from collections.abc import Sequence
 
-from diloco.metrics.recorded_run import NoReport
+from diloco.metrics.recorded_run import FollowedRun, NoReport
 from diloco.metrics.status import RunStatus
 from diloco.metrics.workdir import Workdir
 from diloco.pages.parts import Part, ReportPage
 from diloco.sweeps.sweep import BadResult
 from diloco.watch import run_page, sweep_page
-from diloco.watch.followed_run import FollowedRun
 
 
 class FollowedFolders:
@@ -55,28 +54,23 @@ class FollowedFolders:
 
   def page(self) -> ReportPage:
     """Returns the page: runs share their charts, each sweep follows them."""
-    runs = self._runs
+    runs, head = self._runs, {}
     for run in runs:
       run.update()
-    if len(runs) == 1 and not self._sweeps:
-      return run_page.report(runs, runs[0].setup.name, self._command)
-    parts: list[Part] = [*run_page.sections(runs)] if runs else []
-    paragraphs = run_page.sentences(runs)
     sweeps = [sweep_page.read(*each) for each in self._sweeps]
+    parts: list[Part] = [*run_page.sections(runs)] if runs else []
+    paragraphs = [*run_page.sentences(runs)]
     for i, sweep in enumerate(sweeps):
       parts += sweep_page.sections(sweep, f'-{i}' if len(sweeps) > 1 else '')
       paragraphs += sweep_page.sentences(sweep)
-    alone = sweeps[0] if len(self._folders) == 1 else None
+    if len(self._folders) == 1:
+      head = run_page.head(runs[0]) if runs else sweep_page.head(sweeps[0])
     return ReportPage(
-      name=self._labels[0],
-      title=', '.join(self._labels),
+      **{'name': self._labels[0], 'title': ', '.join(self._labels), **head},
       command=self._command,
       paragraphs=tuple(paragraphs),
       parts=tuple(parts),
-      where=str(alone.folder.resolve()) if alone else '',
-      badge=sweep_page.badge(alone) if alone else None,
       problem=run_page.problems(runs),
-      tiles=tuple(sweep_page.tiles(alone)) if alone else (),
     )
 
 

@@ -6,30 +6,28 @@ figures are those of `diloco.metrics.figures`; times are seconds since the
 first learner was ready.
 """
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from diloco.metrics import figures, recorded_run
-from diloco.metrics.recorded_faults import RecordedFault
-from diloco.metrics.recorded_run import SYNCER, Life
+from diloco.metrics.recorded_run import SYNCER, FollowedRun, Life
 from diloco.metrics.status import LIVE, bits
-from diloco.metrics.workdir import learner_name
+from diloco.metrics.workdir import Workdir, learner_name
 from diloco.pages import parts
 from diloco.pages.parts import (
   Badge,
+  Cell,
   Chart,
   Column,
   Line,
   Part,
   Prose,
-  ReportPage,
   Table,
   Tile,
   Timeline,
   TimelineSpan,
 )
-from diloco.watch import followed_run
-from diloco.watch.followed_run import FollowedRun
 
 SINCE = 'seconds since the first learner was ready'
 # Tiles after that of the loss; the others are in a table.
@@ -40,9 +38,21 @@ HEADLINE = (
 DEATHS_MAX = 20  # That are told one by one.
 WORSE = 1.01  # A final loss above the best one by more is said.
 TONES = {
-  followed_run.FINISHED: 'good',
-  followed_run.RUNNING: 'good',
-  followed_run.STOPPED: 'bad',
+  recorded_run.FINISHED: 'good',
+  recorded_run.RUNNING: 'good',
+  recorded_run.STOPPED: 'bad',
+}
+# Columns of a fault of a chaos run, by the key of its outcome.
+FAULTS = {
+  'number': ('fault', 1),
+  'kind': ('kind', 1),
+  'target': ('target', 1),
+  'at': ('at s', 1),
+  'back_s': ('back after s', 1),
+  'lost_s': ('lost, learner·s', 1),
+  'stall_s': ("others' longest stall s", 2),
+  'counted': ('counted by the relay', 1),
+  'failed': ('why not', 1),
 }
 RUNNING_STATES = (LIVE, 'running')
 # What a page says of a configuration, if it has the key.
@@ -57,36 +67,21 @@ SAID = (
 )
 
 
-def report(
-  runs: Sequence[FollowedRun],
-  title: str,
-  command: str = '',
-  now_s: float | None = None,
-) -> ReportPage:
-  """Returns the page of one or several runs that were updated.
-
-  Args:
-    command: makes the page again.
-    now_s: since the epoch; the present unless given.
-  """
-  alone = runs[0] if len(runs) == 1 else None
-  return ReportPage(
-    name=runs[0].setup.name,
-    title=title,
-    command=command,
-    paragraphs=tuple(sentences(runs)),
-    parts=tuple(sections(runs, now_s)),
-    where=str(alone.workdir.root.resolve()) if alone else '',
-    badge=badge(alone, now_s) if alone else None,
-    problem=problems(runs, now_s),
-    progress=_progress(alone) if alone else None,
-    tiles=tuple(tiles(alone)) if alone else (),
-  )
+def head(run: FollowedRun) -> dict:
+  """Returns the fields of a page about one run alone."""
+  step = run.status.step if run.status else 0
+  total_steps = run.setup.total_steps
+  return {
+    'name': run.setup.name,
+    'title': run.setup.name,
+    'where': str(run.workdir.root.resolve()),
+    'badge': badge(run),
+    'progress': (min(step, total_steps), total_steps),
+    'tiles': tuple(tiles(run)),
+  }
 
 
-def sections(
-  runs: Sequence[FollowedRun], now_s: float | None = None
-) -> Iterator[Part]:
+def sections(runs: Sequence[FollowedRun]) -> Iterator[Part]:
   """Yields the parts of the page: what is asked first comes first."""
   several = len(runs) > 1
   names = [f'-{i}' if several else '' for i in range(len(runs))]
@@ -100,8 +95,8 @@ def sections(
       notes = (f'{more} earlier ones are not told.',) if more > 0 else ()
       shown = tuple(told[-DEATHS_MAX:])
       yield Prose(f'deaths{suffix}', f'{head}What deaths cost', shown, notes)
-    yield from _faults(run.faults, suffix, head)
-    yield timeline(run, f'timeline{suffix}', f'{head}Timeline', now_s)
+    yield from _faults(run, suffix, head)
+    yield timeline(run, f'timeline{suffix}', f'{head}Timeline')
   if not several:
     yield from charts(runs)
   yield process_table(runs)
@@ -111,18 +106,17 @@ def sections(
     yield _happenings(run, f'happenings{suffix}', f'{head}What happened last')
     if run.workdir.sample.exists():
       text = run.workdir.sample.read_text(errors='replace')
-      yield Prose(
-        'sample', f'{head}What the final model writes', (text.strip(),)
-      )
+      title = f'{head}What the final model writes'
+      yield Prose(f'sample{suffix}', title, (text.strip(),))
 
 
 # The head ---------------------------------------------------------------------
 
 
-def badge(run: FollowedRun, now_s: float | None = None) -> Badge:
+def badge(run: FollowedRun) -> Badge:
   """Green only while every learner lives, or when the run is over."""
-  how = run.state(now_s)
-  if how == followed_run.RUNNING:
+  how = run.state()
+  if how == recorded_run.RUNNING:
     states = run.states()
     live = sum(states[name] in RUNNING_STATES for name in run.learners)
     if live < len(run.learners) or states[SYNCER] == 'dead':
@@ -143,14 +137,37 @@ def tiles(run: FollowedRun) -> Iterator[Tile]:
       yield Tile(figure.label, figure.text(value), figure.note(run.status))
 
 
-def sentences(runs: Sequence[FollowedRun]) -> list[str]:
-  """Returns one sentence for each run: the model, the protocol, the machine."""
-  return [_what(run, len(runs) > 1) for run in runs]
+def sentences(runs: Sequence[FollowedRun]) -> Iterator[str]:
+  """Yields one sentence for each run: the model, the protocol, the machine."""
+  for run in runs:
+    said = [_model(run)]
+    for text, key in SAID:
+      section, name = key.split('.')
+      value = run.config.get(section, {}).get(name)
+      if value is not None:
+        said.append(text.format(value))
+    if machine := run.machine():
+      cores = machine.get('cores')
+      said.append(
+        f'on {machine.get("kind", machine.get("platform"))}'
+        + (f' with {cores} cores' if cores else '')
+        + f', jax {machine.get("jax")}'
+      )
+    head = f'{run.label}: ' if len(runs) > 1 else ''
+    yield f'{head}{", ".join(said)}.'
 
 
-def problems(runs: Sequence[FollowedRun], now_s: float | None = None) -> str:
+def problems(runs: Sequence[FollowedRun]) -> str:
   """Returns what is wrong with the runs' files, or '' if nothing is."""
-  return ' '.join(filter(None, (_problem(run, now_s) for run in runs)))
+  said = []
+  for run in runs:
+    own = [run.problem] if run.problem else []
+    if run.state() == recorded_run.SILENT:
+      at_s = run.status.time_s - run.begin_s
+      own.append(f'The syncer has written nothing since {at_s:.0f} s.')
+    if own:
+      said.append(f'{run.label}: {" ".join(own)}')
+  return ' '.join(said)
 
 
 def _verdict(run: FollowedRun) -> str:
@@ -177,45 +194,10 @@ def _verdict(run: FollowedRun) -> str:
   return '; '.join(said)
 
 
-def _what(run: FollowedRun, several: bool) -> str:
-  said = [_model(run)]
-  for text, key in SAID:
-    value = run.config
-    for part in key.split('.'):
-      value = value.get(part) if isinstance(value, Mapping) else None
-    if value is not None:
-      said.append(text.format(value))
-  machine = run.machine()
-  if machine:
-    cores = machine.get('cores')
-    said.append(
-      f'on {machine.get("kind", machine.get("platform"))}'
-      + (f' with {cores} cores' if cores else '')
-      + f', jax {machine.get("jax")}'
-    )
-  head = f'{run.label}: ' if several else ''
-  return f'{head}{", ".join(said)}.'
-
-
 def _model(run: FollowedRun) -> str:
   kind = run.config.get('model', {}).get('kind', 'model')
   parameters = run.status and run.status.parameters
   return f'{kind} of {parameters:,} parameters' if parameters else str(kind)
-
-
-def _problem(run: FollowedRun, now_s: float | None) -> str:
-  said = [run.problem] if run.problem else []
-  if run.state(now_s) == followed_run.SILENT:
-    at_s = run.status.time_s - run.begin_s
-    said.append(f'The syncer has written nothing since {at_s:.0f} s.')
-  if said and run.label:
-    return f'{run.label}: {" ".join(said)}'
-  return ''
-
-
-def _progress(run: FollowedRun) -> tuple[float, float]:
-  step = run.status.step if run.status else 0
-  return min(step, run.setup.total_steps), run.setup.total_steps
 
 
 # What happened ----------------------------------------------------------------
@@ -269,47 +251,45 @@ def _death(
   return f'{head} {"; ".join(details)}.'
 
 
-def _faults(
-  hits: Sequence[RecordedFault], suffix: str, head: str
-) -> Iterator[Table]:
-  """A row per fault of a chaos run; no table where there was none."""
-  if hits:
-    columns = (
-      Column('fault'),
-      Column('kind'),
-      Column('target'),
-      Column('at s', 1),
-      Column('back after s', 1),
-      Column('lost, learner·s', 1),
-      Column("others' longest stall s", 2),
-      Column('counted by the relay'),
-      Column('why not'),
-    )
+def fault_rows(run_dir: Workdir, begin_s: float) -> list[tuple[Cell, ...]]:
+  """Returns a row per fault of a chaos run; none if it was not judged.
+
+  Args:
+    begin_s: since the epoch; what times are counted from.
+  """
+  try:
+    verdict = json.loads((run_dir.chaos / 'verdict.json').read_text())
+    course = json.loads((run_dir.chaos / 'course.json').read_text())
+  except FileNotFoundError:
+    return []
+  rows = []
+  for each in verdict['outcomes']:
+    at_s = each['begun_s']
+    if at_s is not None:  # It was performed.
+      at_s += course['began_s'] - begin_s
+    rows.append(tuple(each[key] if key != 'at' else at_s for key in FAULTS))
+  return rows
+
+
+def _faults(run: FollowedRun, suffix: str, head: str) -> Iterator[Table]:
+  if rows := fault_rows(run.workdir, run.begin_s):
     yield Table(
       f'faults{suffix}',
       f'{head}Faults, and what the others did',
-      columns,
-      tuple(
-        (
-          each.number, each.kind, each.target, each.at_s, each.back_s,
-          each.lost_s, each.stall_s, each.counted, each.failed,
-        )
-        for each in hits
-      ),
+      tuple(Column(name, digits) for name, digits in FAULTS.values()),
+      tuple(rows),
       notes=(
         'Back: merged again, or a round closed again. Lost: time of its target '
         'without a step meanwhile. Longest stall: between two steps of any '
         'learner that no fault explains, less its usual step. Counted: bytes '
         'that were held, delayed or throttled, or chunks that stalled.',
       ),
-    )  # fmt: skip
+    )
 
 
-def timeline(
-  run: FollowedRun, name: str, title: str, now_s: float | None = None
-) -> Timeline:
+def timeline(run: FollowedRun, name: str, title: str) -> Timeline:
   """Returns the lanes of the learners, of the syncer and of its rounds."""
-  begin_s, end_s = run.begin_s, run.end_s(now_s)
+  begin_s, end_s = run.begin_s, run.end_s()
   lanes = [*run.learners, SYNCER]
   lives, pauses = run.lives()
   spans, marks = [], []
@@ -487,10 +467,14 @@ def _chart(
 ) -> Chart:
   """Over time; of a single run with its deaths."""
   alone = runs[0] if len(runs) == 1 else None
+  groups = {name: i for i, name in enumerate([*runs[0].learners, SYNCER])}
   moments = [
-    (death.ended_s - alone.begin_s, group, f'{death.process} dies')
+    (
+      death.ended_s - alone.begin_s,
+      groups.get(death.process, len(groups)),
+      f'{death.process} dies',
+    )
     for death in (alone.deaths() if alone else ())
-    for group in [_group(alone, death.process)]
   ]
   return Chart(
     name,
@@ -503,11 +487,6 @@ def _chart(
     moments=tuple(moments),
     notes=notes,
   )
-
-
-def _group(run: FollowedRun, process: str) -> int:
-  names = [*run.learners, SYNCER]
-  return names.index(process) if process in names else len(names)
 
 
 # Tables -----------------------------------------------------------------------
@@ -546,7 +525,9 @@ def process_table(runs: Sequence[FollowedRun]) -> Table:
       started = len(lives.get(name, ())) or None
       keys.append((run.label, name, how, started))
       known.append(of_learner.get(name))
-  columns, values = _figures(figures.LEARNER, known)
+  shown = [*figures.shown(figures.LEARNER, figures.PAGE)]
+  values = [[x and figure.value(x) for x in known] for figure in shown]
+  kept = [i for i, of in enumerate(values) if set(of) != {None}]
   return Table(
     'processes',
     'Processes',
@@ -555,27 +536,12 @@ def process_table(runs: Sequence[FollowedRun]) -> Table:
       Column('process'),
       Column('state'),
       Column('starts'),
-      *columns,
+      *(Column(shown[i].label, format=shown[i].format) for i in kept),
     ),
-    tuple((*key, *row) for key, row in zip(keys, values)),
+    tuple(
+      (*key, *(values[i][row] for i in kept)) for row, key in enumerate(keys)
+    ),
   )
-
-
-def _figures(
-  table: Sequence, statuses: Sequence
-) -> tuple[list[Column], list[list[float | None]]]:
-  """Returns a column for each figure that is known of any, and the rows."""
-  rows = [
-    [
-      None if status is None else figure.value(status)
-      for figure in figures.shown(table, figures.PAGE)
-    ]
-    for status in statuses
-  ]
-  shown = [*figures.shown(table, figures.PAGE)]
-  kept = [i for i in range(len(shown)) if any(r[i] is not None for r in rows)]
-  columns = [Column(shown[i].label, format=shown[i].format) for i in kept]
-  return columns, [[row[i] for i in kept] for row in rows]
 
 
 def _happenings(run: FollowedRun, name: str, title: str) -> Table:

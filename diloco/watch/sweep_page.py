@@ -27,7 +27,6 @@ from diloco.sweeps.sweep import Comparison, SeedResult, Variant
 
 SEED = re.compile(r'seed-(\d+)')
 CurvePlace = tuple[int, float, float]  # Global step, tokens, y.
-SAME_STEP = 0.01  # Of a run's steps: no further apart, it is one place.
 LEFT_OUT = 0.1  # Of the tokens: the beginning, where losses fall at once.
 LOG_FROM = 8.0  # Where the largest x is so many times the least.
 LINES_MAX = 7  # Of a chart: as many as there are colours.
@@ -111,9 +110,8 @@ class SweepCurve:
 def mean(results: Sequence[SeedResult]) -> SweepCurve:
   """Returns the mean of the losses, as far as all seeds have them.
 
-  The lab evaluates all seeds at the same global steps, which are not quite the
-  same numbers of tokens: they are averaged point by point. Real runs are
-  evaluated whenever the evaluator is free: their losses are interpolated.
+  Seeds are evaluated at not quite the same numbers of tokens: their losses are
+  interpolated.
   """
   return _curve([each.curve for each in results])
 
@@ -147,59 +145,32 @@ def _gap(mine: SeedResult, theirs: SeedResult) -> list[CurvePlace]:
 
 
 def _curve(of_seeds: Sequence[Sequence[CurvePlace]]) -> SweepCurve:
-  """Goes place by place from the end: all seeds have that one.
+  """Interpolates the seeds at equal tokens; the last place is their ends.
 
-  Where one has diverged, nothing is shown.
+  There are as many places as the seed with the fewest has, at most. Where one
+  has diverged, nothing is shown.
   """
-  shortest = min(map(len, of_seeds), default=0)
-  ends = [each[len(each) - shortest :] for each in of_seeds]
-  if not _are_at_equal_steps(ends):
-    ends = _at_equal_tokens(of_seeds)
-  places = [
-    [(tokens, y) for _, tokens, y in place]
-    for place in zip(*ends)
-    if all(math.isfinite(y) for _, _, y in place)
-  ]
-  return SweepCurve(
-    tuple(statistics.fmean(tokens for tokens, _ in each) for each in places),
-    tuple(statistics.fmean(y for _, y in each) for each in places),
-    tuple(
-      sweep.spread([y for _, y in each]) if len(each) > 1 else 0.0
-      for each in places
-    ),
-  )
-
-
-def _are_at_equal_steps(of_seeds: Sequence[Sequence[CurvePlace]]) -> bool:
-  """Returns False if the places of one seed are not those of another.
-
-  The last ones are the ends of the runs.
-  """
-  for place in list(zip(*of_seeds))[:-1]:
-    steps = [step for step, _, _ in place]
-    last = max(each[-1][0] for each in of_seeds)
-    if max(steps) - min(steps) > SAME_STEP * last:
-      return False
-  return True
-
-
-def _at_equal_tokens(
-  of_seeds: Sequence[Sequence[CurvePlace]],
-) -> list[list[CurvePlace]]:
-  """Returns all seeds at as many tokens, and then their ends.
-
-  There are as many places as the seed with the fewest has, at most.
-  """
+  if not of_seeds or not all(of_seeds):
+    return SweepCurve((), (), ())
   first = max(each[0][1] for each in of_seeds)
   last = min(each[-1][1] for each in of_seeds)
   fewest = min(of_seeds, key=len)
   at = sorted({max(tokens, first) for _, tokens, _ in fewest if tokens < last})
-  found = []
-  for each in of_seeds:
-    _, xs, ys = zip(*each)
-    values = np.interp(at, xs, ys)
-    found.append([(0, x, float(y)) for x, y in zip(at, values)] + [each[-1]])
-  return found
+  ends = [each[-1] for each in of_seeds]
+  places = [(tokens, [_at(each, tokens) for each in of_seeds]) for tokens in at]
+  end = statistics.fmean(tokens for _, tokens, _ in ends)
+  places.append((end, [y for *_, y in ends]))
+  finite = [each for each in places if all(map(math.isfinite, each[1]))]
+  return SweepCurve(
+    tuple(tokens for tokens, _ in finite),
+    tuple(statistics.fmean(ys) for _, ys in finite),
+    tuple(sweep.spread(ys) if len(ys) > 1 else 0.0 for _, ys in finite),
+  )
+
+
+def _at(curve: Sequence[CurvePlace], tokens: float) -> float:
+  _, xs, ys = zip(*curve)
+  return float(np.interp(tokens, xs, ys))
 
 
 # The parts of the page --------------------------------------------------------
@@ -239,11 +210,18 @@ def tiles(recorded: RecordedSweep) -> Iterator[Tile]:
   yield Tile('runs', str(done), f'of {done + len(recorded.missing)} begun')
 
 
-def badge(recorded: RecordedSweep) -> Badge:
-  """Green once all runs that were begun have a result."""
-  if recorded.missing:
-    return Badge(f'{len(recorded.missing)} runs without a result', 'wait')
-  return Badge('finished', 'good')
+def head(recorded: RecordedSweep) -> dict:
+  """Returns the fields of a page about one sweep alone.
+
+  It is green once all runs that were begun have a result.
+  """
+  lacking = len(recorded.missing)
+  badge = Badge(f'{lacking} runs without a result', 'wait')
+  return {
+    'where': str(recorded.folder.resolve()),
+    'badge': badge if lacking else Badge('finished', 'good'),
+    'tiles': tuple(tiles(recorded)),
+  }
 
 
 def sections(recorded: RecordedSweep, suffix: str = '') -> Iterator[Part]:
@@ -265,13 +243,14 @@ def sections(recorded: RecordedSweep, suffix: str = '') -> Iterator[Part]:
     f'sweep-loss{suffix}',
     f'{recorded.label}: held-out loss against tokens',
     'nats per token',
-    'Mean over seeds at the same places of their curves, between which those '
-    'of real runs are interpolated; the band is the standard deviation.',
+    'Mean over seeds at equal tokens, between whose evaluations losses are '
+    'interpolated; the band is the standard deviation.',
   )
   for number, base in enumerate(bases):
-    of_base = [each for each in with_pairs if each.variant.against == base]
+    of_base = [x.variant.label for x in with_pairs if x.variant.against == base]
+    found = recorded.found
     yield from _curves(
-      [(each.variant.label, _gap_of(recorded, each)) for each in of_base],
+      [(label, gap(found[label], found[base])) for label in of_base],
       f'sweep-gap{suffix}-{number}',
       f'On the way, against {base!r}',
       'difference of the loss at equal tokens, %',
@@ -431,11 +410,6 @@ def _trend(
     tuple(100 * (_known(each.half_width) or 0.0) for _, each in points),
     group,
   )
-
-
-def _gap_of(recorded: RecordedSweep, each: Comparison) -> SweepCurve:
-  mine = recorded.found[each.variant.label]
-  return gap(mine, recorded.found[each.variant.against])
 
 
 def _curves(

@@ -7,8 +7,8 @@ import threading
 import time
 
 from diloco.metrics import status
-from diloco.monitoring import run_metrics
-from diloco.monitoring.http_pages import HTML, JSON, PageServer, check_host
+from diloco.monitoring import monitor
+from diloco.monitoring.monitor import HTML, JSON, PageServer, check_host
 from diloco.pages import page
 from diloco.pages.parts import ReportPage
 from diloco.watch.folders import FollowedFolders
@@ -42,7 +42,7 @@ class WatchServer(PageServer):
     self._reading = threading.Lock()
     self._page: ReportPage | None = None
     self._made_s = -FRESH_S
-    super().__init__(host, port, insecure)
+    super().__init__(host, port, self._answer, insecure)
 
   def page(self) -> ReportPage:
     """Returns the page, at most `FRESH_S` old."""
@@ -52,8 +52,7 @@ class WatchServer(PageServer):
         self._made_s = time.monotonic()
       return self._page
 
-  def answer(self, path: str) -> tuple[str, str] | None:
-    """Returns (type, text) of a path; None: there is no such page."""
+  def _answer(self, path: str) -> tuple[str, str] | None:
     match path:
       case '/':
         return HTML, page.render(self.page(), EVERY_S)
@@ -65,6 +64,6 @@ class WatchServer(PageServer):
         return JSON, json.dumps(found and status.as_json(found))
       case '/metrics':
         self.page()
-        text = run_metrics.text(self._followed.status)
-        return run_metrics.CONTENT_TYPE, text
+        text = monitor.text(self._followed.status)
+        return monitor.CONTENT_TYPE, text
     return None

@@ -11,20 +11,15 @@ import pathlib
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from diloco.config.sections import ConfigError
-from diloco.metrics.workdir import Workdir
 from diloco.monitoring import monitor_flags
 from launch.job import JobSpec
 from launch.program import KINDS, LEARNER, SYNCER, Task, host_flags
 
 Run = Callable[..., str]  # argv, standard input -> what it printed.
-# What a run leaves, but for what a process resumes from or locks.
-KEPT_BEHIND = {'checkpoints', 'compiled', 'lock', 'requests', 'syncer'}
-RESULTS = [name for name in Workdir.CONTENTS if name not in KEPT_BEHIND]
-COPIED_EVERY_S = 60
 
 
 class CommandFailed(Exception):
@@ -63,14 +58,11 @@ class Backend:
     TRAITS: says which of `JobOptions` it takes, such as `job.CONTAINERS`.
     TPUS: True if it takes TPUs only, False if it takes none, None for any.
     NEEDS: flags that must be given.
-    STAYS: True if `start` stays, to recreate what was taken away; `watch` does
-      the same with a run that another launcher has started.
   """
 
   TRAITS: ClassVar[frozenset[str]] = frozenset()
   TPUS: ClassVar[bool | None] = None
   NEEDS: ClassVar[tuple[str, ...]] = ()
-  STAYS: ClassVar[bool] = False
 
   dry_run: bool = False  # It only says what it would do.
   say: Callable[[str], Any] = print
@@ -88,10 +80,6 @@ class Backend:
     """Ends one learner for good."""
     raise NotImplementedError
 
-  def watch(self, whole: JobSpec) -> int:
-    """Watches a run that another launcher has started, if `STAYS`."""
-    raise NotImplementedError
-
   @property
   def shares_workdir(self) -> bool:
     """Returns True if all processes see one workdir."""
@@ -101,12 +89,12 @@ class Backend:
     """Yields why its flags can not be."""
     yield from ()
 
-  def notes(self, whole: JobSpec) -> Iterator[str]:
+  def notes(self) -> Iterator[str]:
     """Yields what the user may not expect."""
-    if not (self.shares_workdir or whole.results_bucket):
+    if not self.shares_workdir:
       yield (
-        "learners' metrics and tapes go with their machines; --results_bucket "
-        'or one workdir for all keeps them'
+        "learners' metrics and tapes go with their machines; --shared_claim "
+        'on GKE or --results_bucket for TPU VMs keeps them'
       )
 
   def act(self, argv: Sequence[str], text: str = '') -> str:
@@ -121,21 +109,20 @@ class Backend:
     return output
 
 
-def check_evaluator(whole: JobSpec, is_shared: bool) -> None:
-  """Refuses an evaluator that would not see the checkpoints of all shards.
+def seeing(whole: JobSpec, is_shared: bool) -> JobSpec:
+  """Leaves out an evaluator that would not see the checkpoints of all shards.
 
-  Raises:
-    ConfigError: says what would do.
+  Args:
+    is_shared: whether all machines have one workdir.
   """
-  if whole.shards and whole.evaluator and not is_shared:
-    raise ConfigError(
-      [
-        f'config.syncer.shards={1 + len(whole.shards)} with '
-        'config.run.eval_every_rounds: the evaluator reads the checkpoints of '
-        'all shards; give one workdir to all (--shared_claim, or Slurm), or 0 '
-        'rounds'
-      ]
-    )
+  if not (whole.shards and whole.evaluator) or is_shared:
+    return whole
+  print(
+    'note: no evaluator runs: it would not see the checkpoints of all shards; '
+    'one workdir for all (--shared_claim, or Slurm) has them',
+    file=sys.stderr,
+  )
+  return dataclasses.replace(whole, evaluator=None)
 
 
 # Command lines with the addresses that only the machines themselves know. What
@@ -203,11 +190,3 @@ def script(
     lines.append(f'{name}() {{\n  {command}\n}}')
   text = pathlib.Path(__file__).with_name(body).read_text()
   return '\n'.join((*lines, '', text))
-
-
-def copies_results(whole: JobSpec, role: Task) -> bool:
-  """Returns True if a role copies to the bucket what is in its workdir.
-
-  A shard of the syncer leaves what it resumes from, and no more.
-  """
-  return bool(whole.results_bucket) and role not in whole.shards

@@ -16,15 +16,7 @@ from typing import Any
 import yaml
 
 from diloco.config.hardware import V5E, V5P, V6E
-from launch.backends.base import (
-  COPIED_EVERY_S,
-  RESULTS,
-  Addresses,
-  Backend,
-  addressed,
-  copies_results,
-)
-from launch.exit_policy import EXITS_FATAL
+from launch.backends.base import Addresses, Backend, addressed
 from launch.job import (
   CONFIG_FOLDER,
   CONTAINERS,
@@ -37,10 +29,10 @@ from launch.job import (
   only,
   option,
 )
-from launch.program import LEARNER, SHARD, SYNCER, Task
+from launch.program import SHARD, SYNCER, Task
+from launch.supervisor import EXITS_FATAL
 
 DATA_FOLDER = '/data'
-RESULTS_FOLDER = '/results'
 READABLE_BY_GROUP = 0o440  # Keys that all users can read are refused.
 OWN_ADDRESS = '$(DILOCO_HOST)'  # Kubernetes fills these in.
 OWN_INDEX = '$(DILOCO_HOST_INDEX)'
@@ -53,10 +45,6 @@ SLICES = {
 }
 DISCOVERY_PORT = 8471  # Among the hosts of one slice.
 SPOT_NODES = 'cloud.google.com/gke-spot'
-# A copy has the times of what was read: a file that grows meanwhile is newer.
-COPY = 'cp --recursive --preserve=timestamps --update'
-# A model of tens of GB is written, and copied to the bucket, at the end.
-COPY_GRACE_S = 900
 PROBED_EVERY_S = 10
 STARTS_S = 3600  # A checkpoint of a hundred GB is read within.
 # The syncer replaces its status each second, but for when it writes its result.
@@ -119,9 +107,6 @@ class Gke(Backend):
   TRAITS = frozenset({CONTAINERS, SIZED})
 
   namespace: str = option('default', 'Namespace of all objects.')
-  storage_class: str = option(
-    '', "Storage class of the syncer's volume; default: the cluster's."
-  )
   shared_claim: str = option(
     '', 'Claim that many can write to, as the workdir of all roles.'
   )
@@ -152,8 +137,6 @@ class Gke(Backend):
         f'--data_claim={self.data_claim}, --data_bucket={self.data_bucket}: '
         f'one of them is at {DATA_FOLDER}'
       )
-    if self.shared_claim and self.storage_class:
-      yield '--shared_claim: is there already, it has its size and class'
 
   def _apply(self, manifests: Sequence[dict]) -> int:
     self.act(self._kubectl('apply', '--filename=-'), as_yaml(manifests))
@@ -187,7 +170,6 @@ class Gke(Backend):
           name=whole.role_name(each),
           labels=_labels(whole, each),
           size=f'{each.resources.disk_gib}Gi',
-          storage_class=self.storage_class or None,
         )
         for each in claims
       ),
@@ -205,8 +187,7 @@ class Gke(Backend):
         'cloud.google.com/gke-nodepool'
       )
     }
-    copies = self._copies(whole, role)
-    noted = dict(FUSE_PODS) if self.data_bucket or copies else {}
+    noted = dict(FUSE_PODS) if self.data_bucket else {}
     if port := whole.metrics_port_of(role):  # By these Prometheus finds a pod.
       noted |= {
         'prometheus.io/scrape': 'true',
@@ -214,9 +195,7 @@ class Gke(Backend):
         'prometheus.io/path': '/metrics',
       }
     volumes, mounts = self._volumes(whole, role)
-    beside = [*self._beside(whole, role, mounts)]
     selector, tolerations = _nodes(role)
-    is_copied_last = copies and role.kind == SYNCER
     return filled(
       'job_set',
       name=whole.role_name(role),
@@ -232,17 +211,13 @@ class Gke(Backend):
       kind=role.kind,
       fatal=list(EXITS_FATAL),
       pod_annotations=noted or None,
-      grace_s=max(whole.grace_s, COPY_GRACE_S * is_copied_last),
+      grace_s=whole.grace_s,
       containers=[_container(whole, role, mounts)],
       volumes=volumes,
-      beside=beside or None,
+      beside=_beside(whole, role, mounts),
       selector=selector or None,
       tolerations=tolerations or None,
     )
-
-  def _copies(self, whole: JobSpec, role: Task) -> bool:
-    is_alone = not self.shared_claim or role.kind == SYNCER
-    return is_alone and copies_results(whole, role)
 
   def _volumes(self, whole: JobSpec, role: Task) -> tuple[list, list]:
     """Volumes of a pod and where its containers have them."""
@@ -267,11 +242,7 @@ class Gke(Backend):
     if self.data_claim:
       mount('data', claim(self.data_claim, readOnly=True), DATA_FOLDER)
     elif self.data_bucket:
-      data = filled('bucket', name=self.data_bucket, read_only=True)
-      mount('data', data, DATA_FOLDER)
-    if self._copies(whole, role):
-      bucket = filled('bucket', name=whole.results_bucket, read_only=False)
-      mount('results', bucket, RESULTS_FOLDER, read_only=False)
+      mount('data', filled('bucket', name=self.data_bucket), DATA_FOLDER)
     if whole.secret:
       secret = {
         'secretName': whole.secret_of(role),
@@ -280,67 +251,21 @@ class Gke(Backend):
       mount('secret', {'secret': secret}, SECRET_FOLDER)
     return volumes, mounts
 
-  def _beside(self, whole: JobSpec, role: Task, mounts: list) -> Iterator[dict]:
-    """Yields the containers beside the role's own."""
 
-    def container(name: str, command: list[str], **more) -> dict:
-      own = {'restarts': 'Always', 'args': None, 'env': None, **more}
-      shared = {'image': whole.image, 'mounts': mounts}
-      return filled('beside', name=name, command=command, **shared, **own)
-
-    if self._copies(whole, role):
-      if role.kind == LEARNER:  # The others begin once it has ended.
-        script = ['bash', '-c', restoring(whole, role)]
-        yield container('restored', script, restarts=None)
-      yield container('results', ['bash', '-c', copying(whole)])
-    if role.kind == SYNCER and (evaluator := whole.evaluator):
-      yield container(
-        evaluator.kind,
-        [whole.python, '-m', evaluator.module],
-        args=_arguments(whole, evaluator),
-        env=_environment(whole),
-      )
-
-
-def copying(whole: JobSpec) -> str:
-  """Returns a script that copies what a role leaves to the bucket.
-
-  Whole files at a time: a bucket takes no appends, so that the workdir itself
-  can not be there.
-  """
-  folder = f'{RESULTS_FOLDER}/{whole.name}'
-  return f"""\
-cd {shlex.quote(whole.workdir)} || exit
-copy() {{
-  for each in {' '.join(RESULTS)}; do
-    [[ ! -e $each ]] || {COPY} "$each"* {folder}/
-  done
-}}
-mkdir -p {folder}
-trap 'copy; exit 0' TERM
-while :; do
-  copy
-  sleep {COPIED_EVERY_S} &
-  wait $!
-done
-"""
-
-
-def restoring(whole: JobSpec, role: Task) -> str:
-  """Returns a script that brings a learner's files back before it goes on.
-
-  A new pod begins with an empty volume, and the files in the bucket would be
-  overwritten by those of its last life alone.
-  """
-  workdir = shlex.quote(whole.workdir)
-  return f"""\
-for each in metrics tapes; do
-  kept={RESULTS_FOLDER}/{whole.name}/$each/{role.name}.jsonl
-  mkdir -p {workdir}/$each
-  [[ ! -e $kept ]] ||
-    cp --preserve=timestamps $kept* {workdir}/$each/ || exit
-done
-"""
+def _beside(whole: JobSpec, role: Task, mounts: list) -> list[dict] | None:
+  """Returns the evaluator's container, beside the syncer's own."""
+  if role.kind != SYNCER or whole.evaluator is None:
+    return None
+  evaluator = filled(
+    'beside',
+    name=whole.evaluator.kind,
+    image=whole.image,
+    command=[whole.python, '-m', whole.evaluator.module],
+    args=_arguments(whole, whole.evaluator),
+    env=_environment(whole),
+    mounts=mounts,
+  )
+  return [evaluator]
 
 
 def _container(whole: JobSpec, role: Task, mounts: list) -> dict:

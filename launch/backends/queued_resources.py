@@ -17,21 +17,17 @@ import re
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from diloco.config.hardware import V5E, V5P, V6E
 from diloco.config.sections import ConfigError
 from launch.backends.base import (
-  COPIED_EVERY_S,
-  KEPT_BEHIND,
   Addresses,
   Backend,
   CommandFailed,
-  copies_results,
   script,
   shell_command,
 )
-from launch.exit_policy import EXITS_FATAL
 from launch.job import (
   CONFIG_FOLDER,
   CONTAINERS,
@@ -43,8 +39,12 @@ from launch.job import (
   only,
   option,
 )
-from launch.program import LEARNER, SYNCER, Task
+from launch.program import LEARNER, SHARD, SYNCER, Task
+from launch.supervisor import EXITS_FATAL
 
+# What a process resumes from or locks; all else of a workdir is copied.
+KEPT_BEHIND = ('checkpoints', 'compiled', 'lock', 'requests', 'syncer')
+COPIED_EVERY_S = 60
 LOOK_EVERY_S = 60.0
 BACKOFF_MIN_S = 60.0
 BACKOFF_MAX_S = 1800.0
@@ -91,15 +91,20 @@ class QueuedResources(Backend):
   TRAITS = frozenset({CONTAINERS})
   TPUS = True
   NEEDS = ('project', 'zone')
-  STAYS = True
 
   project: str = option('', 'Project of all machines.')
   zone: str = option('', 'Zone of all machines.')
   service_account: str = option('', 'Account of all machines.')
   subnetwork: str = option('', 'Subnetwork of all machines.')
   internal_ips: bool = option(False, 'gives machines no external addresses.')
+  results_bucket: str = option(
+    '', 'Bucket of Cloud Storage to which all copy metrics and results.'
+  )
   sleep: Callable[[float], None] = time.sleep
   now_s: Callable[[], float] = time.monotonic
+
+  def notes(self) -> Iterator[str]:
+    return iter(()) if self.results_bucket else super().notes()
 
   def start(self, whole: JobSpec) -> int:
     for role in (whole.syncer, *whole.shards):
@@ -110,17 +115,12 @@ class QueuedResources(Backend):
     if self.dry_run:
       for learner in learners:
         self.add(whole, learner)
-      return self.watch(whole)
-    watched = _Watch(self, whole, self._syncer(whole))
-    watched.want(learners, self.now_s())
-    return self._stay(whole, watched)
-
-  def watch(self, whole: JobSpec) -> int:
-    if self.dry_run:
       self.say('# Each minute; what is SUSPENDED or FAILED is made again:')
       self.say(shlex.join(self.list_command()))
       return 0
-    return self._stay(whole, _Watch(self, whole, self._syncer(whole)))
+    watched = _Watch(self, whole, self._syncer(whole))
+    watched.want(learners, self.now_s())
+    return self._stay(whole, watched)
 
   def add(self, whole: JobSpec, learner: int) -> int:
     self.create(whole, only(whole, learner), self._syncer(whole))
@@ -141,7 +141,9 @@ class QueuedResources(Backend):
     Raises:
       CommandFailed: it was refused.
     """
-    text = startup_script(whole, role, self.project, syncer, attempt)
+    text = startup_script(
+      whole, role, self.project, syncer, attempt, self.results_bucket
+    )
     if self.dry_run:
       name = f'{whole.role_name(role)}.sh'
       self.say(f"cat >{name} <<'END_OF_SCRIPT'\n{text}END_OF_SCRIPT")
@@ -293,14 +295,6 @@ def slices(whole: JobSpec, listed: str) -> list[QueuedSlice]:
   return sorted(found, key=lambda each: each.learner)
 
 
-@dataclasses.dataclass
-class _Wanted:
-  """A learner that has no slice now and is to get one."""
-
-  attempt: int
-  due_s: float
-
-
 class _Watch:
   """The learners' slices of one run. Time is an argument."""
 
@@ -311,9 +305,11 @@ class _Watch:
       syncer: 'host:port' of the syncer.
     """
     self._backend = backend
+    self._say = backend.say
     self._whole = whole
     self._syncer = syncer
-    self._wanted: dict[int, _Wanted] = {}
+    # Those to get a slice: when, on the monotonic clock, and which attempt.
+    self._wanted: dict[int, tuple[float, int]] = {}
     self._failures: dict[int, int] = {}  # In a row.
     self._states: dict[int, str] = {}
 
@@ -321,7 +317,7 @@ class _Watch:
     """These are to have a slice, unless they have one."""
     held = {each.learner for each in self._look()}
     for learner in sorted(set(learners) - held):
-      self._wanted[learner] = _Wanted(1, now_s)
+      self._wanted[learner] = now_s, 1
 
   def step(self, now_s: float) -> None:
     """Looks once; gives back what is gone, asks for what is due.
@@ -337,9 +333,9 @@ class _Watch:
     for each in found:
       self._notice(each, now_s)
     held = {each.learner for each in found}
-    for learner, wanted in sorted(self._wanted.items()):
-      if learner not in held and now_s >= wanted.due_s:
-        self._ask(learner, wanted, now_s)
+    for learner, (due_s, attempt) in sorted(self._wanted.items()):
+      if learner not in held and now_s >= due_s:
+        self._ask(learner, attempt, now_s)
 
   def syncer_exit(self) -> int | None:
     """Exit code with which the syncer has ended for good; None: it has not."""
@@ -374,21 +370,22 @@ class _Watch:
         # A preemption does not count as a failure; a slice that never came up
         # does.
         wait_s = self._failed(learner) if each.state == 'FAILED' else 0.0
-        self._wanted[learner] = _Wanted(each.attempt + 1, now_s + wait_s)
+        self._wanted[learner] = now_s + wait_s, each.attempt + 1
 
-  def _ask(self, learner: int, wanted: _Wanted, now_s: float) -> None:
+  def _ask(self, learner: int, attempt: int, now_s: float) -> None:
     role = self._whole.learners[learner]
     try:
-      self._backend.create(self._whole, role, self._syncer, wanted.attempt)
+      self._backend.create(self._whole, role, self._syncer, attempt)
     except CommandFailed as error:
       if EXISTS in error.stderr:
         del self._wanted[learner]
         return
       self._unless_passing(error)
-      wanted.due_s = now_s + self._failed(learner)
-      self._say(f'learner-{learner}: again in {wanted.due_s - now_s:.0f} s')
+      wait_s = self._failed(learner)
+      self._wanted[learner] = now_s + wait_s, attempt
+      self._say(f'learner-{learner}: again in {wait_s:.0f} s')
     else:
-      self._say(f'learner-{learner}: asked for, attempt {wanted.attempt}')
+      self._say(f'learner-{learner}: asked for, attempt {attempt}')
       del self._wanted[learner]
 
   def _delete(self, learner: int) -> None:
@@ -411,21 +408,24 @@ class _Watch:
       raise error
     self._say(str(error))
 
-  def _say(self, line: str) -> None:
-    self._backend.say(line)
-
 
 # The script that a machine runs at each of its starts.
 
 
 def startup_script(
-  whole: JobSpec, role: Task, project: str, syncer: str, attempt: int
+  whole: JobSpec,
+  role: Task,
+  project: str,
+  syncer: str,
+  attempt: int,
+  bucket: str = '',
 ) -> str:
   """Returns the script of one machine; all hosts of a slice run the same.
 
   Args:
     syncer: 'host:port' of the syncer.
     attempt: from 1; how often this slice was requested.
+    bucket: to which it copies what it leaves; a shard leaves nothing.
   """
   name, hosts = whole.role_name(role), role.resources.accelerator.hosts
   registry = whole.image.partition('/')[0]
@@ -439,7 +439,7 @@ def startup_script(
     'config_name': whole.config_name,
     'config_text': whole.config_text,
     'registry': registry if registry.endswith(REGISTRIES) else '',
-    'bucket': whole.results_bucket if copies_results(whole, role) else '',
+    'bucket': '' if role.kind == SHARD else bucket,
     'copied_every_s': COPIED_EVERY_S,
     'coordinator_port': COORDINATOR_PORT,
     'exit_attribute': EXIT_ATTRIBUTE,
@@ -452,9 +452,7 @@ def startup_script(
       for each in (whole.secret_files if whole.secret else ())
     ],
     'left_out': [
-      word
-      for each in sorted(KEPT_BEHIND)
-      for word in ('!', '-path', f'./{each}*')
+      word for each in KEPT_BEHIND for word in ('!', '-path', f'./{each}*')
     ],
   }
   own = ['--rm', '--name=diloco', f'--stop-timeout={whole.grace_s}']

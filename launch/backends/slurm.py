@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from diloco.config.sections import ConfigError
 from launch.backends.base import Addresses, Backend, script, shell_command
-from launch.exit_policy import EXIT_STOPPED, EXITS_FATAL
 from launch.job import GPU, LEAVE_S, SIZED, JobSpec, only, option
 from launch.program import LEARNER, SYNCER, Task
+from launch.supervisor import EXIT_STOPPED, EXITS_FATAL
 
 # Slurm looks at time limits once a minute: a signal may come that much early,
 # and a process that has left early loses nothing but that minute.
@@ -47,7 +47,9 @@ class Slurm(Backend):
     # 'JOB' or 'JOB;CLUSTER'; nothing in a dry run.
     job = self.act(*self.syncer(whole)).strip().partition(';')[0] or SYNCER_JOB
     for shard in whole.shards:
-      self.act(*self.shard(whole, shard, job))
+      # It waits for the job of the syncer; two of one shard never run at once.
+      after = f'--dependency=after:{job},singleton'
+      self.act(*self.call(whole, shard, after))
     # No learner's machines stand idle before there is a syncer.
     self.act(
       *self.learners(whole, whole.first_learners, f'--dependency=after:{job}')
@@ -81,14 +83,7 @@ class Slurm(Backend):
 
   def syncer(self, whole: JobSpec) -> tuple[tuple[str, ...], str]:
     """The job of the syncer; two of one run never run at once."""
-    return self._call(whole, whole.syncer, '--dependency=singleton')
-
-  def shard(self, whole: JobSpec, shard: Task, job: str):
-    """The job of a shard, which waits for the job of the syncer that leads.
-
-    Two of one shard never run at once.
-    """
-    return self._call(whole, shard, f'--dependency=after:{job},singleton')
+    return self.call(whole, whole.syncer, '--dependency=singleton')
 
   def learners(self, whole: JobSpec, learners: Sequence[Task], *options: str):
     """A job array with one element for each learner, indexed by its id.
@@ -103,9 +98,9 @@ class Slurm(Backend):
     assert own in learners[0].arguments, f'{own} not in {learners[0].arguments}'
     fixed = tuple(each for each in learners[0].arguments if each != own)
     any_learner = dataclasses.replace(learners[0], arguments=fixed)
-    return self._call(whole, any_learner, f'--array={indices}', *options)
+    return self.call(whole, any_learner, f'--array={indices}', *options)
 
-  def _call(
+  def call(
     self, whole: JobSpec, role: Task, *options: str
   ) -> tuple[tuple[str, ...], str]:
     """Returns one call of sbatch: its arguments and its script."""

@@ -7,9 +7,9 @@ the run's folder alone.
 
   __main__    the command
   fault_plan  draws a plan from a seed; pure
-  stage       real processes: followed by their files, hit by signals and limits
+  stage       real processes: followed by files, hit by signals and limits;
+              performs a plan, and writes down what happened
   relay       carries their connections, cut, slow, late or lossy, and counts
   clock       a wall clock that can be set wrong from outside
-  conductor   performs a plan, and writes down what happened
   checks      what must hold of a run, read from its folder
 """

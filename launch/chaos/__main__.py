@@ -31,21 +31,27 @@ from diloco.prediction.recorded import NotPredictable
 from diloco.transport.sockets import is_loopback
 from launch import preflight, progress
 from launch import program as launch_program
-from launch.chaos import checks, conductor, fault_plan, stage
-from launch.chaos.stage import Overdue
-from launch.local import occupy
+from launch.chaos import checks, fault_plan, stage
+from launch.chaos.relay import Relay
+from launch.chaos.stage import (
+  Clocks,
+  LiveRun,
+  Overdue,
+  Performance,
+  RealStage,
+)
+from launch.local import Interrupted, RunFailed, occupy, signals
 from launch.program import SYNCER
-from launch.session import Interrupted, RunFailed, signals
 
-KINDS = faults.performed_by(stage.RealStage)
+KINDS = faults.performed_by(RealStage)
 EXAMPLE = 'experiments/tests_tiny.py'
 # What the run is judged by, and what the relay needs: the other data plane's
 # connections can't go through it. The command ends the run.
-KEYS = {
-  'transport.data_plane': 'grpc',
-  'run.log_every_steps': 1,
-  'protocol.total_steps': 10**8,
-}
+KEYS = (
+  '--config.transport.data_plane=grpc',
+  '--config.run.log_every_steps=1',
+  f'--config.protocol.total_steps={10**8}',
+)
 WIDTH_MIN = 120
 OTHERWISE_MINUTES = 1.5  # Starts, calm before the plan, all back after it.
 
@@ -82,7 +88,7 @@ def _problems(argv, config: RunConfig):
     )
   for kind in given.kinds:
     try:
-      faults.check(stage.RealStage, kind)
+      faults.check(RealStage, kind)
     except RefusedFault as error:
       yield f'--kinds={error}'
   if not given.minutes > 0:
@@ -102,7 +108,6 @@ def main(argv) -> int:
     given.cpu_devices,
     os.environ.get(launch_program.XLA_FLAGS, ''),
   )
-  config, arguments = _judged(config)
   cast = fault_plan.Cast(
     learners=config.protocol.learners,
     ids_max=len(stage.hosts_of(config)),
@@ -123,6 +128,10 @@ def main(argv) -> int:
     console = rich.console.Console(width=WIDTH_MIN)
   shown = ProgressLine()
 
+  def look() -> None:
+    if received:
+      raise Interrupted(received[0])
+
   def say(text: str) -> None:
     shown.end()  # Where both are the same terminal.
     progress.say(console, text)
@@ -132,17 +141,27 @@ def main(argv) -> int:
     f'faults, in {workdir.root}; it takes about '
     f'{OTHERWISE_MINUTES + given.minutes:.0f} minutes; Ctrl-C ends it'
   )
-  for line in (*arguments, *plan):
+  for line in (*KEYS, *plan):
     say(f'  {line}')
   workdir.chaos.mkdir(exist_ok=True)
   planned = {'seed': given.seed, 'faults': [*map(dataclasses.asdict, plan)]}
-  files.write_json(workdir.chaos / conductor.PLAN, planned)
+  files.write_json(workdir.chaos / stage.PLAN, planned)
   try:
-    with lock, signals() as received, shown:
-      conductor.perform(
-        *(config, [*flags.arguments(), *arguments], workdir, learners),
-        *(plan, seconds, given.seed, say, shown.say, received),
-      )
+    clocks = Clocks(workdir.chaos / 'clocks')
+    with (
+      lock,
+      signals() as received,
+      shown,
+      Relay(stage.hosts_of(config), given.seed) as relay,
+      LiveRun(
+        *(config, flags.arguments(), workdir),
+        on_poll=look,
+        learners=learners,
+        connected=lambda role: stage.connected(role, config, relay, clocks),
+      ) as run,
+    ):
+      real = RealStage(run, relay, clocks)
+      Performance(run, real, relay, say, shown.say).perform(plan, seconds)
     return checks.judge(workdir, console)
   except Interrupted as stopped:
     say(f'{stopped}; no process is left')
@@ -152,19 +171,7 @@ def main(argv) -> int:
     return 1
 
 
-def _judged(config: RunConfig) -> tuple[RunConfig, list[str]]:
-  """Returns the configuration with `KEYS`, and the flags that change it so."""
-  arguments = []
-  for key, value in KEYS.items():
-    section, field = key.split('.')
-    part = getattr(config, section)
-    if getattr(part, field) != value:
-      arguments.append(f'--config.{key}={value}')
-      part = dataclasses.replace(part, **{field: value})
-      config = dataclasses.replace(config, **{section: part})
-  return config, arguments
-
-
 if __name__ == '__main__':
   define_flags()
+  sys.argv += KEYS  # Behind what is given: the last of equal flags counts.
   flags.run(main, lambda argv: flags.parse(argv, example=EXAMPLE))

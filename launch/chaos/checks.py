@@ -23,15 +23,21 @@ from diloco import faults
 from diloco.config import run_config
 from diloco.config.run_config import RunConfig
 from diloco.faults import KINDS, Fault
-from diloco.metrics import files, names, run_reader, token_ledger, token_tapes
+from diloco.metrics import files, names, recorded_run, token_ledger
 from diloco.metrics.goodput import work_of_tape
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.pages import text_tables
 from diloco.prediction import recorded, twin
-from launch.chaos.conductor import COURSE, FAULTS, PLAN, Course
-from launch.chaos.stage import WrittenStep, participants
+from launch.chaos.stage import (
+  COURSE,
+  FAULTS,
+  PLAN,
+  Course,
+  WrittenStep,
+  participants,
+)
 from launch.program import SYNCER
 from launch.supervisor import ProcessEvent
 
@@ -64,7 +70,7 @@ class Record:
   tapes: Mapping[int, Sequence[dict]]  # Of the learners.
   steps: Mapping[int, Sequence[WrittenStep]]
   events: tuple[ProcessEvent, ...]
-  ledger: token_tapes.Rows
+  ledger: token_ledger.Rows
   simulated_goodput: float
 
   @functools.cached_property
@@ -116,11 +122,8 @@ def read(workdir: Workdir) -> Record:
       for m in ids
     },
     events=tuple(ProcessEvent(**x) for x in read_jsonl(workdir.events)),
-    ledger=token_tapes.rows_of(
-      workdir,
-      config.protocol.fragments,
-      config.data.batch * config.data.seq_len,
-      config.protocol.blend,
+    ledger=token_ledger.rows_of(
+      workdir, config.protocol.fragments, config.protocol.blend
     ),
     simulated_goodput=simulate(workdir, config, plan, course, planned['seed']),
   )
@@ -134,8 +137,8 @@ def simulate(
   seed: int,
 ) -> float:
   """Returns the goodput of the plan under the simulated clock."""
-  run = run_reader.read(workdir.root, 'run')
-  ready_s = run.last_s - run.until_s  # What its times are counted from.
+  run = recorded_run.read(workdir.root)
+  ready_s = run.begin_s  # What its times are counted from.
   calm_s, began_s, ended_s = (
     at_s - ready_s for at_s in (course.calm_s, course.began_s, course.ended_s)
   )
@@ -436,7 +439,7 @@ class Check:
 def common(
   tape: Sequence[Mapping],
   tapes: Mapping[int, Sequence[Mapping]],
-  ledger: token_tapes.Rows,
+  ledger: token_ledger.Rows,
   events: Sequence[ProcessEvent],
   is_over: bool,
 ) -> Iterator[Check]:

@@ -25,7 +25,6 @@ QUIET_END_S = 10.0  # Without a new fault, at the end.
 BETWEEN_S = 2.0  # From one fault to the next, at least.
 RECOVERY_S = 15.0  # Until a target can be hit again.
 STAYS_S = 100.0  # A newcomer that is to leave does so within this time.
-LESS = 0.9  # Of a rate that does not fit is tried.
 TRIES = 200  # Moments at which a fault is tried to be placed.
 
 
@@ -69,37 +68,18 @@ def draw(
   for name, shape in shapes.items():
     if not can_befall(shape, cast):
       raise ConfigError([f'--kinds={name}: no process of this run can be hit'])
-  rate = faults_per_hour
-  while (found := _placed(seed, seconds, rate, shapes, cast)) is None:
-    rate *= LESS
-  if rate == faults_per_hour:
-    return found
-  many = round(faults_per_hour * seconds / 3600)
-  raise ConfigError(
-    [
-      f'--faults_per_hour={faults_per_hour:g}: {many} faults in '
-      f'{seconds / 60:g} minutes do not fit, as each process gets '
-      f'{RECOVERY_S:.0f} s to recover, and data.shards={cast.ids_max} lets '
-      f'{cast.ids_max - cast.learners} learners join; at most about '
-      f'{rate:.0f} an hour do'
-    ]
-  )
-
-
-def _placed(
-  seed: int,
-  seconds: float,
-  faults_per_hour: float,
-  shapes: Mapping[str, Kind],
-  cast: Cast,
-) -> tuple[Fault, ...] | None:
-  """Returns the plan; None if one of its faults found no place."""
-  rng = np.random.default_rng(seed)
-  places = _Places(seconds, cast)
+  rng, places = np.random.default_rng(seed), _Places(seconds, cast)
   many = round(faults_per_hour * seconds / 3600)
   for kind in _dealt(many, shapes, rng):
     if not places.put(kind, shapes[kind], rng):
-      return None
+      raise ConfigError(
+        [
+          f'--faults_per_hour={faults_per_hour:g}: {many} faults in '
+          f'{seconds / 60:g} minutes do not fit, as each process gets '
+          f'{RECOVERY_S:.0f} s to recover, and data.shards={cast.ids_max} lets '
+          f'{cast.ids_max - cast.learners} learners join'
+        ]
+      )
   return places.plan()
 
 

@@ -138,7 +138,10 @@ class Relay:
     return self
 
   def __exit__(self, *exception) -> None:
-    self.close()
+    self._call(self._close())
+    self._loop.call_soon_threadsafe(self._loop.stop)
+    self._thread.join(START_S)
+    self._loop.close()
 
   def listen(self, name: str) -> str:
     """Returns the 'host:port' through which process `name` is to connect."""
@@ -151,15 +154,6 @@ class Relay:
   def counts(self, name: str, way: str) -> WayCounts:
     """Returns what this way has counted so far."""
     return dataclasses.replace(self._ways[name, way].counts)
-
-  def close(self) -> None:
-    """Ends all connections, and the thread."""
-    if not self._thread.is_alive():
-      return
-    self._call(self._close())
-    self._loop.call_soon_threadsafe(self._loop.stop)
-    self._thread.join(START_S)
-    self._loop.close()
 
   def _call(self, coroutine):
     future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -189,12 +189,14 @@ class TpuVm(Machine):
       sleep='#!/bin/sh\necho "$1" >>"$FAKES/slept"\n',
     )
 
-  def start(self, whole, role, *codes: int) -> list[list[str]]:
+  def start(self, whole, role, *codes: int, bucket='') -> list[list[str]]:
     """Runs the script of a role; returns the calls of `docker run`.
 
     The containers end with these codes, one after the other.
     """
-    script = queued_resources.startup_script(whole, role, 'p', self.syncer, 1)
+    script = queued_resources.startup_script(
+      whole, role, 'p', self.syncer, 1, bucket
+    )
     (self.folder / 'codes').write_text(' '.join(map(str, codes)))
     (self.folder / 'docker.jsonl').write_text('')
     subprocess.run(
@@ -272,7 +274,7 @@ class SlurmNode(Machine):
     if role is whole.syncer:
       return backend.syncer(whole)[1]
     if role in whole.shards:
-      return backend.shard(whole, role, '4710')[1]
+      return backend.call(whole, role)[1]
     return backend.learners(whole, whole.learners)[1]
 
   def job(self, whole, role, **variables) -> subprocess.Popen:

@@ -5,9 +5,8 @@ import dataclasses
 
 import pytest
 
-from diloco.config.sections import ConfigError
 from launch.backends import BACKENDS
-from launch.backends.base import check_evaluator
+from launch.backends.base import seeing
 from tests.backends.launch_values import (
   AWKWARD,
   a_large_launch,
@@ -126,12 +125,13 @@ def test_restarts_are_used_up(machine):
   assert not machine.is_restarted(whole, 1, restarts=2)
 
 
-def test_an_evaluator_reads_the_checkpoints_of_all_shards():
+def test_an_evaluator_reads_the_checkpoints_of_all_shards(capsys):
   whole = a_launch(evaluated=16, shards=2)
-  with pytest.raises(ConfigError, match='checkpoints of all shards; give one'):
-    check_evaluator(whole, is_shared=False)
-  check_evaluator(whole, is_shared=True)
-  check_evaluator(a_launch(evaluated=16), is_shared=False)
+  assert seeing(whole, is_shared=False).evaluator is None
+  assert 'the checkpoints of all shards' in capsys.readouterr().err
+  assert seeing(whole, is_shared=True) == whole
+  alone = a_launch(evaluated=16)
+  assert seeing(alone, is_shared=False) == alone
 
 
 SHOWN = {

@@ -12,7 +12,6 @@ from launch.backends import gke
 from launch.backends.gke import Gke, as_yaml
 from tests.backends.launch_values import AWKWARD, a_launch, check_golden
 from tests.backends.machines import check_schema, job_of, objects, pod_of
-from tests.waiting import until
 
 pytestmark = pytest.mark.beside
 
@@ -132,7 +131,7 @@ def test_each_role_has_its_secret_and_the_notice():
     ),
     (
       {'data_bucket': 'corpora'},
-      gke.filled('bucket', name='corpora', read_only=True),
+      gke.filled('bucket', name='corpora'),
       {'gke-gcsfuse/volumes': 'true'},
     ),
   ],
@@ -158,11 +157,10 @@ def test_a_queue_admits_all_roles():
 def test_options_that_can_not_be():
   (both,) = Gke(data_claim='a', data_bucket='b').problems()
   assert 'one of them is at /data' in both
-  assert [*Gke(shared_claim='a', storage_class='b').problems()]
 
 
 def test_each_shard_of_the_syncer_has_a_volume():
-  found = objects(a_launch(shards=3, results_bucket='ours'))
+  found = objects(a_launch(shards=3))
   for i in (1, 2):
     pod = pod_of(found[f'JobSet/first-shard-{i}'])
     claim = {'persistentVolumeClaim': {'claimName': f'first-shard-{i}'}}
@@ -185,78 +183,6 @@ def test_the_evaluator_ends_with_the_syncer():
   assert opened['metrics'] == 9100
   noted = job_of(syncer['JobSet/first-syncer'])['template']['metadata']
   assert noted['annotations']['prometheus.io/port'] == '9100'
-
-
-def test_what_the_processes_leave_comes_to_a_bucket():
-  whole = a_launch(evaluated=16, results_bucket='ours')
-  found = objects(whole)
-  for role in ROLES:
-    manifest = found[f'JobSet/first-{role}']
-    pod = pod_of(manifest)
-    bucket = gke.filled('bucket', name='ours', read_only=False)
-    assert {'name': 'results', **bucket} in pod['volumes']
-    names = [each['name'] for each in pod['initContainers']]
-    is_syncer = role == 'syncer'
-    assert names == (
-      ['results', 'evaluator'] if is_syncer else ['restored', 'results']
-    )
-    for each in pod['initContainers']:
-      is_first = each['name'] == 'restored'  # The others begin behind it.
-      assert each.get('restartPolicy') == (None if is_first else 'Always')
-      place = {'name': 'results', 'mountPath': '/results'}
-      assert place in each['volumeMounts']
-    noted = job_of(manifest)['template']['metadata']['annotations']
-    assert noted == {'gke-gcsfuse/volumes': 'true'}
-    # A model is large, metrics are not.
-    grace_s = pod['terminationGracePeriodSeconds']
-    assert grace_s == (gke.COPY_GRACE_S if is_syncer else 30)
-  shared = objects(whole, shared_claim='filestore')
-  assert 'initContainers' not in pod_of(shared['JobSet/first-learner-0'])
-
-
-def test_files_are_copied_as_they_grow_and_once_more_at_the_end(
-  tmp_path, monkeypatch
-):
-  workdir, bucket = tmp_path / 'work dir', tmp_path / 'bucket'
-  monkeypatch.setattr(gke, 'RESULTS_FOLDER', str(bucket))
-  monkeypatch.setattr(gke, 'COPIED_EVERY_S', 0.1)
-  metrics = workdir / 'metrics' / 'learner-0.jsonl'
-  metrics.parent.mkdir(parents=True)
-  metrics.write_text('1\n')
-  for name in ('tape.jsonl', 'tape.jsonl.000001', 'checkpoints'):
-    (workdir / name).touch()
-  script = gke.copying(a_launch(workdir=str(workdir)))
-  copied = bucket / 'first' / 'metrics' / 'learner-0.jsonl'
-  with subprocess.Popen(['bash', '-c', script]) as started:
-    try:
-      until(copied.exists, 60, 'a first copy')
-      metrics.write_text('1\n2\n')
-      until(lambda: copied.read_text() == '1\n2\n', 60, 'a second')
-      (workdir / 'summary.json').touch()
-    finally:
-      started.terminate()
-    assert started.wait(60) == 0
-  found = sorted(each.name for each in (bucket / 'first').iterdir())
-  assert found == [
-    'metrics', 'summary.json', 'tape.jsonl', 'tape.jsonl.000001',
-  ]  # fmt: skip
-
-
-def test_a_new_pod_goes_on_with_the_files_of_the_last(tmp_path, monkeypatch):
-  workdir, bucket = tmp_path / 'work dir', tmp_path / 'bucket'
-  monkeypatch.setattr(gke, 'RESULTS_FOLDER', str(bucket))
-  whole = a_launch(workdir=str(workdir))
-  command = ['bash', '-c', gke.restoring(whole, whole.learners[1])]
-  assert subprocess.run(command).returncode == 0  # The first pod.
-  kept = bucket / 'first' / 'metrics'
-  kept.mkdir(parents=True)
-  for name in ('learner-0', 'learner-1', 'learner-10'):
-    (kept / f'{name}.jsonl').write_text(name)
-  (kept / 'learner-1.jsonl.000001').touch()
-  assert subprocess.run(command).returncode == 0
-  found = sorted(path.name for path in (workdir / 'metrics').iterdir())
-  assert found == ['learner-1.jsonl', 'learner-1.jsonl.000001']
-  assert (workdir / 'metrics' / 'learner-1.jsonl').read_text() == 'learner-1'
 
 
 def test_the_syncer_is_probed(tmp_path):

@@ -205,11 +205,10 @@ def test_what_somebody_deleted_is_not_missed(world):
   assert list(world.state['slices']) == ['first-learner-0']
 
 
-def test_who_watches_brings_back_what_another_has_started(world):
+def test_a_learner_that_another_has_added_is_brought_back(world):
   whole = a_launch(**SPOT, learners_at_first=1)
   world.turns = [_nothing, _run_ends()]
   assert world.backend.start(whole) == 0
-  world.change(lambda state: state['slices'].clear())
   world.change(_run_ends(None))
   world.backend.add(whole, 1)
   world.turns = [
@@ -218,8 +217,7 @@ def test_who_watches_brings_back_what_another_has_started(world):
     _nothing,
     _run_ends(),
   ]
-  assert world.backend.watch(whole) == 0
-  assert list(world.state['slices']) == ['first-learner-1']
+  assert world.backend.start(whole) == 0
   assert world.attempt(1) == '2'
 
 
@@ -303,9 +301,9 @@ def machine(tmp_path):
   return TpuVm(tmp_path)
 
 
-def started(machine, *codes, **changes):
+def started(machine, *codes, bucket='', **changes):
   whole = a_launch(**{**SPOT, **changes})
-  return machine.start(whole, whole.learners[1], *codes)
+  return machine.start(whole, whole.learners[1], *codes, bucket=bucket)
 
 
 def test_the_script_of_a_host(request):
@@ -380,7 +378,7 @@ def test_what_a_learner_leaves_comes_to_the_bucket(machine):
       '    (workdir / name).touch()\n',
     )
   )
-  started(machine, 0, results_bucket='ours')
+  started(machine, 0, bucket='ours')
   assert (workdir / 'metrics' / 'learner-1.jsonl').read_text() == 'kept\n'
   asked = (folder / 'asked').read_text()
   assert (

@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from diloco.bench import __main__ as bench_main
-from diloco.bench import machine_load, measurement, process_rows, real_run, rows
-from diloco.bench.machine_load import share_of_others
+from diloco.bench import measurement, real_run, rows
 from diloco.bench.measurement import (
   BenchFailed,
   BenchFigure,
   BenchRow,
   BenchSettings,
   quantile,
+  share_of_others,
 )
 from diloco.bench.rows import ROWS
 from diloco.config.sections import ConfigError
@@ -55,7 +55,7 @@ def test_the_command_writes_table_and_json(tmp_path):
   machine = found['machine']
   assert machine['cores'] > 0
   assert machine['versions']['jax']
-  others = machine_load.said(found['others']).split('.')[0]
+  others = measurement.said(found['others']).split('.')[0]
   assert others in done.stdout and others in page.read_text()
   lines = [x for x in page.read_text().splitlines() if x.startswith('|')]
   assert len(lines) == 2 + len(found['figures'])
@@ -109,10 +109,10 @@ def test_a_slow_down_raises_the_ratio(monkeypatch):
   before = ratio()
   encode = codec.BlockCodec.encode
 
-  def slow(self, x, rng=None):
+  def slow(self, x):
     for _ in range(7):
-      encode(self, x, rng)
-    return encode(self, x, rng)
+      encode(self, x)
+    return encode(self, x)
 
   monkeypatch.setattr(codec.BlockCodec, 'encode', slow)
   assert ratio() > 2 * before
@@ -154,13 +154,12 @@ def test_repetitions_become_median_and_spread():
     # Of 10 s, 4 idle, 1.5 its own: 4.5 are others'.
     ((110.0, 54.0, 8.5), 0.45),
     ((110.0, 54.0, 20.0), 0.0),  # Ticks are coarse: never negative.
-    ((100.0, 50.0, 7.0), None),  # No time has passed.
-    (None, None),
+    ((100.0, 50.0, 7.0), 0.0),  # No time has passed.
   ],
 )
 def test_what_others_used_by_hand(end, share):
   found = share_of_others((100.0, 50.0, 7.0), end)
-  assert found == (share if share is None else pytest.approx(share))
+  assert found == pytest.approx(share)
 
 
 def test_quantiles_by_hand():
@@ -177,10 +176,10 @@ def test_processes_get_the_allocator_settings_of_the_launcher():
 def test_growth_is_the_last_third_over_the_first():
   """120 s from 1000 on: 10 s are a warm-up, thirds have 36.7 s."""
   points = [(1000.0 + t, 99.0 if t < 10 else float(t)) for t in range(120)]
-  found = process_rows.growth('x', 'MB', 0.5, points, 1000.0, 120.0)
+  found = rows.growth('x', 'MB', 0.5, points, 1000.0, 120.0)
   assert found.value == 101.0 and found.ratio == 101 / 28
   with pytest.raises(BenchFailed, match='x: too few; give more --minutes'):
-    process_rows.growth('x', 'MB', 0.5, points[:60], 1000.0, 120.0)
+    rows.growth('x', 'MB', 0.5, points[:60], 1000.0, 120.0)
 
 
 def test_a_stall_raises_the_ratio_to_the_twin():
@@ -189,7 +188,7 @@ def test_a_stall_raises_the_ratio_to_the_twin():
   late = {'perf/step_s': 0.4, 'perf/stall_s': 0.3}
   synced = [[*alone[0][1:], late]]
   titles = ('longest', 'median')
-  stalls = process_rows.stalls('x', synced, alone, 'its twin', titles)
+  stalls = rows.stalls('x', synced, alone, 'its twin', titles)
   found = {f.name: f for f in stalls}
   longest = found['x, longest step stall']
   assert (longest.value, longest.ratio) == pytest.approx((300.0, 4.0))

@@ -21,9 +21,8 @@ from diloco.config import flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import learner_name
 from launch.chaos import checks as run_checks
-from launch.local import occupy
+from launch.local import Interrupted, occupy, signals
 from launch.program import SYNCER
-from launch.session import Interrupted, signals
 from tests.chaos import soak_run
 from tests.chaos.soak_run import Soak
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from diloco.config.run_config import RunConfig
-from diloco.metrics import token_tapes
+from diloco.metrics import token_ledger
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos import checks as run_checks
@@ -17,8 +17,8 @@ from launch.chaos.stage import (
   Overdue,
   participants,
 )
+from launch.local import Interrupted, RunFailed
 from launch.program import SYNCER
-from launch.session import Interrupted, RunFailed
 from launch.supervisor import ProcessEvent
 from tests.chaos.resources import (
   DESCRIPTORS_MAX,
@@ -131,11 +131,10 @@ class Soak:
 
   def checks(self) -> list[Check]:
     """Everything that must hold, with what was found."""
-    run, data, protocol = self.run, self._config.data, self._config.protocol
-    tokens = data.batch * data.seq_len
+    run, protocol = self.run, self._config.protocol
     growths = self._resources.growths()
-    ledger = token_tapes.rows_of(
-      run.workdir, protocol.fragments, tokens, protocol.blend
+    ledger = token_ledger.rows_of(
+      run.workdir, protocol.fragments, protocol.blend
     )
     return [
       Check(

@@ -8,14 +8,15 @@ import types
 import pytest
 
 from diloco.faults import Fault
-from diloco.metrics import names, recorded_faults
+from diloco.metrics import names
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir
+from diloco.watch import run_page
 from launch.chaos import checks
 from launch.chaos.checks import Record
-from launch.chaos.conductor import COURSE, Course
-from launch.chaos.stage import WrittenStep
+from launch.chaos.stage import COURSE, Course, WrittenStep
 from launch.supervisor import ProcessEvent
+from tests.prediction import recorded
 
 pytestmark = pytest.mark.beside
 
@@ -257,8 +258,8 @@ def test_the_page_of_a_run_reads_the_outcomes(tmp_path):
   for extra in ({}, {'in_use': True}):  # As 0.1.0 wrote it.
     told = {'outcomes': [{**each, **extra} for each in outcomes]}
     (workdir.chaos / checks.VERDICT).write_text(json.dumps(told))
-    cut, kill = recorded_faults.read(workdir, T0 - 10.0)
-    assert (cut.kind, cut.at_s, kill.back_s) == ('cut', 15.0, 9.25)
+    cut, kill = run_page.fault_rows(workdir, T0 - 10.0)
+    assert (cut[1], cut[3], kill[4]) == ('cut', 15.0, 9.25)
 
 
 # Single checks, of tapes and of a launcher's events.
@@ -353,3 +354,18 @@ def test_a_pid_that_comes_again_is_another_process():
   ]
   findings = checks.exits(events, is_over=False)
   assert findings == ['learner-0 (7) died of SIGKILL']
+
+
+def test_times_of_a_plan_are_counted_from_the_first_ready_learner(
+  tmp_path, monkeypatch
+):
+  workdir = recorded.write(tmp_path / 'run', 80.0, {})
+  course = Course(*(recorded.BEGAN_S + at_s for at_s in (8.0, 40.0, 70.0)))
+  asked = []
+  monkeypatch.setattr(
+    checks.twin,
+    'simulate',
+    lambda *given: asked.append(given) or types.SimpleNamespace(goodput=0.5),
+  )
+  checks.simulate(workdir, recorded.config(), (), course, 0)
+  assert asked[0][4] == pytest.approx((40.0, 70.0))

@@ -124,13 +124,11 @@ def test_no_faults_are_a_plan():
   assert drawn(0, rate=0.0) == ()
 
 
-def test_too_many_faults_are_refused_with_what_would_do():
+def test_too_many_faults_are_refused():
   with pytest.raises(ConfigError) as refused:
     drawn(0, rate=9000.0)
   (said,) = refused.value.problems
   assert said.startswith('--faults_per_hour=9000: 450 faults in 3 minutes do')
-  most = float(said.rpartition('about ')[2].split()[0])
-  assert 100 < most < 2000
 
 
 def test_a_kind_that_can_befall_nothing_is_refused():

@@ -42,7 +42,7 @@ def main(folder: str, process: int, coordinator: str):
     keep_latest=1,
     keep_best=0,
     say=lambda text: print(f'said: {text}', file=sys.stderr),
-    files=HostFiles(process),
+    files=HostFiles(),
   )
   for step in (1, 2) if process else ():
     assert saves.save(step, tree(step), {'of': process}, loss=None)

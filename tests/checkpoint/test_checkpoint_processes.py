@@ -11,7 +11,6 @@ import threading
 
 import pytest
 
-from diloco.checkpoint import store
 from launch.parent_death import dying_with_parent
 
 pytestmark = pytest.mark.beside
@@ -102,11 +101,3 @@ def test_a_save_without_disk_is_said_in_one_line(without_disk):
   assert 'store/2 could not be written' in line
   assert 'File too large' in line
   assert '/orbax/' not in stderr, "Orbax's tracebacks"
-
-
-def test_annotations_do_not_hide_the_cause():
-  spec = ' [tensorstore_spec=\'{\\"path\\": \\"' + 400 * 'a' + '\\"}\']'
-  cause = "File too large [os_error_code='27']"
-  assert store._line(ValueError(400 * 'b' + cause + spec)).endswith(
-    'File too large'
-  )

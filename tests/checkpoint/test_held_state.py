@@ -70,8 +70,12 @@ def _restored(learner):
   """Returns position, θ and inner state as another process finds them."""
   device = learner.device
   bases = {p: dict(x) for p, x in learner.loop._state.own.bases.items()}
-  found = learner.records.restore(device.params_like, device.state_like, bases)
-  return found.progress.position, (found.params, found.inner_state)
+  found = learner.records.restore_state(
+    device.params_like, device.state_like, bases
+  )
+  arrays = found.arrays
+  position = found.meta['progress']['position']
+  return position, (arrays['params'], arrays['inner_state'])
 
 
 def test_a_step_beside_gives_the_same_bits_and_leaves_what_it_is_given(

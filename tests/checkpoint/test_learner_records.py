@@ -6,27 +6,12 @@ import numpy as np
 import pytest
 
 from diloco.checkpoint.arrays import BrokenRecord
-from diloco.checkpoint.learner_records import (
-  HeldState,
-  LearnerProgress,
-  LearnerRecords,
-)
+from diloco.checkpoint.learner_records import HeldState, LearnerRecords
 from diloco.numerics import inner
 
 SAVE_S = 60.0
 PRINTS = {'config': '1f', 'data': '2e'}
-PROGRESS = LearnerProgress(
-  process=1,
-  position=41,
-  step=40,
-  tokens=1280,
-  versions=(3, 2),
-  crcs=(0xFFFFFFFF, 7),
-  from_steps=(36, 32),
-  from_tokens=(1152, 1024),
-  closed_known=5,
-  global_step=39,
-)
+PROGRESS = {'position': 41, 'versions': [3, 2], 'crcs': [0xFFFFFFFF, 7]}
 
 
 def _records(folder, said, learner=0, **changed):
@@ -64,15 +49,15 @@ def _likes(learner):
 def saved(learner, tmp_path):
   records = _records(tmp_path, [])
   params, state, bases = learner
-  assert records.save(40, HeldState(params, state), bases, PROGRESS, 1.5)
+  assert records.save_state(40, HeldState(params, state), bases, PROGRESS, 1.5)
   records.close(SAVE_S)
   return tmp_path
 
 
 def test_everything_comes_back_to_the_bit(learner, saved):
-  found = _records(saved, []).restore(*_likes(learner))
-  assert found.progress == PROGRESS
-  there = (found.params, found.inner_state, found.bases)
+  found = _records(saved, []).restore_state(*_likes(learner))
+  assert found.meta['progress'] == PROGRESS
+  there = tuple(found.arrays[x] for x in ('params', 'inner_state', 'bases'))
   assert jax.tree.structure(there) == jax.tree.structure(learner)
   for mine, theirs in zip(jax.tree.leaves(learner), jax.tree.leaves(there)):
     np.testing.assert_array_equal(mine, theirs, strict=True)
@@ -80,21 +65,21 @@ def test_everything_comes_back_to_the_bit(learner, saved):
 
 def test_another_runs_checkpoint_is_refused_with_what_differs(learner, saved):
   with pytest.raises(BrokenRecord, match=r'data: 3d here, 2e there$'):
-    _records(saved, [], data='3d').restore(*_likes(learner))
+    _records(saved, [], data='3d').restore_state(*_likes(learner))
 
 
 def test_another_learners_checkpoint_is_refused(learner, saved):
   with pytest.raises(BrokenRecord, match=r'learner: 1 here, 0 there$'):
-    _records(saved, [], learner=1).restore(*_likes(learner))
+    _records(saved, [], learner=1).restore_state(*_likes(learner))
 
 
 def test_a_longer_run_takes_them_a_shorter_one_does_not(learner, tmp_path):
   steps = 'protocol.total_steps'
   records = _records(tmp_path, [], **{steps: '60'})
   params, state, bases = learner
-  records.save(40, HeldState(params, state), bases, PROGRESS, 1.0)
+  records.save_state(40, HeldState(params, state), bases, PROGRESS, 1.0)
   records.close(SAVE_S)
   longer = _records(tmp_path, [], **{steps: '90'})
-  assert longer.restore(*_likes(learner)).progress == PROGRESS
+  assert longer.restore_state(*_likes(learner)).step == 40
   with pytest.raises(BrokenRecord, match=rf'{steps}: 30 here, 60 there'):
-    _records(tmp_path, [], **{steps: '30'}).restore(*_likes(learner))
+    _records(tmp_path, [], **{steps: '30'}).restore_state(*_likes(learner))

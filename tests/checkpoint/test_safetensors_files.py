@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files for other tools: what is written is read, what is torn is named."""
+"""Files for other tools: they read what was written."""
+
+import json
 
 import numpy as np
-import pytest
-import safetensors
+import safetensors.numpy
 
 from diloco.checkpoint import safetensors_files as files
 
@@ -16,7 +17,8 @@ TENSORS = {
 def test_tensors_and_config_are_read_back(tmp_path):
   beside = {files.CONFIG: {'notes': ['é', 1.5]}, 'words': b'\xff'}
   files.write_exported(tmp_path / 'out', TENSORS, beside)
-  tensors, config = files.read_exported(tmp_path / 'out')
+  tensors = safetensors.numpy.load_file(tmp_path / 'out' / files.WEIGHTS)
+  config = json.loads((tmp_path / 'out' / files.CONFIG).read_text())
   assert config == {'notes': ['é', 1.5]}
   assert tensors.keys() == TENSORS.keys()
   for name, x in TENSORS.items():
@@ -30,11 +32,3 @@ def test_readers_see_whose_conventions_these_are(tmp_path):
   files.write_exported(tmp_path, TENSORS, {})
   with safetensors.safe_open(tmp_path / files.WEIGHTS, 'np') as opened:
     assert opened.metadata() == {'format': 'pt'}
-
-
-def test_half_a_file_is_named(tmp_path):
-  files.write_exported(tmp_path, TENSORS, {files.CONFIG: {}})
-  path = tmp_path / files.WEIGHTS
-  path.write_bytes(path.read_bytes()[:-1])
-  with pytest.raises(ValueError, match=r'model\.safetensors'):
-    files.read_exported(tmp_path)

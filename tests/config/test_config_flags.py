@@ -9,22 +9,11 @@ import sys
 import pytest
 from absl import flags as absl_flags
 
-from diloco.config import (
-  config_files,
-  flags,
-  key_list,
-  run_config,
-  simulation,
-)
+from diloco.config import __main__ as key_list
+from diloco.config import config_files, flags, run_config, simulation
 
 MAIN = """
-from diloco.config import (
-  config_files,
-  flags,
-  key_list,
-  run_config,
-  simulation,
-)
+from diloco.config import flags
 flags.define_flags()
 
 def main(argv):

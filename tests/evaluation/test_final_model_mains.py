@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 from absl import flags as absl_flags
+from safetensors.numpy import load_file
 
 from diloco.checkpoint import safetensors_files
 from diloco.checkpoint.parameters import write_parameters
@@ -19,7 +20,7 @@ from diloco.config import run_config
 from diloco.data import tasks
 from diloco.data.tokenizers import make_tokenizer
 from diloco.evaluation import export_files
-from diloco.evaluation.final_parameters import (
+from diloco.evaluation.final_evaluation import (
   check_has_logits,
   final_parameters,
 )
@@ -134,17 +135,19 @@ def test_a_model_of_word_pieces(params, tmp_path):
   assert len(drawn.stdout) > len('größer\n')
 
 
-def test_export_writes_what_can_be_read_back(
+def test_export_writes_the_parameters_under_other_names(
   workdir, run_spec, params, tmp_path
 ):
   ended = _run('export', workdir, f'--outdir={tmp_path / "out"}')
   assert ended.returncode == 0, ended.stderr
-  tensors, settings = safetensors_files.read_exported(tmp_path / 'out')
+  tensors = load_file(tmp_path / 'out' / safetensors_files.WEIGHTS)
+  text = (tmp_path / 'out' / safetensors_files.CONFIG).read_text()
+  settings = json.loads(text)
   sizes = decoder_config(run_spec.config)
-  back = hf_export.from_exported(tensors, sizes)
-  assert back.keys() == params.keys()
-  for path, x in params.items():
-    np.testing.assert_array_equal(back[path], x, err_msg=path)
+  expected = hf_export.to_exported(params, sizes)
+  assert tensors.keys() == expected.keys()
+  for name, x in expected.items():
+    np.testing.assert_array_equal(tensors[name], x, err_msg=name)
   assert settings['max_position_embeddings'] == 32
   said = "Tokens are those of 'bytes', in tokenizer.json"
   assert settings['notes'][0].startswith(said)

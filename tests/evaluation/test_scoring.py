@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diloco.data.tasks import Question
-from diloco.evaluation import multiple_choice
+from diloco.evaluation import final_evaluation
 from diloco.models import api
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig
@@ -51,7 +51,9 @@ def test_a_choices_likelihood_is_that_of_its_bytes(decoder):
   nested = api.unflatten(params)
   logits = functools.partial(jax.jit(model.logits), nested)
   # Five choices, two at a time: the last batch is filled up.
-  scored = multiple_choice.log_likelihoods(model, params, QUESTIONS, 24, rows=2)
+  scored = final_evaluation.log_likelihoods(
+    model, params, QUESTIONS, 24, rows=2
+  )
   assert [len(row) for row in scored] == [3, 2]
   for question, row in zip(QUESTIONS, scored):
     wanted = [_alone(logits, question.context, c) for c in question.choices]
@@ -62,7 +64,7 @@ def test_a_long_context_loses_its_beginning(decoder):
   short = Question('cat', (' sat.', ' purr'), 0)
   long = Question('The very long-haired cat', (' sat.', ' purr'), 0)
   # 3 + 5 bytes are 7 predictions.
-  [cut, whole] = multiple_choice.log_likelihoods(*decoder, [long, short], 7, 4)
+  [cut, whole] = final_evaluation.log_likelihoods(*decoder, [long, short], 7, 4)
   np.testing.assert_array_equal(cut, whole)
 
 
@@ -74,7 +76,7 @@ def test_answers_by_sum_and_by_byte_are_counted():
     Question('a' * 8, ('b', 'c'), 0),
   ]
   sums = [[-2.0, -3.0], [-2.0, -3.0], [-4.0, -3.0, -2.0, -2.5], [-1.0, -1.0]]
-  score = multiple_choice.task_score('x.jsonl', questions, sums, 7)
+  score = final_evaluation.task_score('x.jsonl', questions, sums, 7)
   assert score.by_sum.right == 2  # The first and the third; a tie is none.
   assert score.by_byte.right == 2  # The second (−0.75 a byte) and the third.
   assert score.chance == (0.5 + 0.5 + 0.25 + 0.5) / 4

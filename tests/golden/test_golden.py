@@ -83,10 +83,11 @@ def test_every_round_is_repeated_to_the_bit(tmp_path):
   # Its tape does not name the processor, and this may be another.
   assert 'bytes may differ: learner 0: processor: ' in done.stderr
   if done.returncode:
-    # Products of other caches; a codec or a rule of another version would
-    # differ in the first round.
+    # Sums of other caches differ late; a codec or a rule of another version
+    # would differ in the first round, as the steps of another jax may.
     equal = re.search(r'DIFFERS after (\d+) rounds', done.stdout + done.stderr)
-    assert equal and int(equal[1]) > 0, done.stdout + done.stderr[-4000:]
+    another = 'bytes may differ: learner 0: jax: ' in done.stderr
+    assert equal and int(equal[1]) >= (not another), done.stdout + done.stderr
     return
   assert done.returncode == 0, done.stdout + done.stderr[-4000:]
   assert 'every round has the CRC of the run' in done.stdout

@@ -23,8 +23,8 @@ from diloco.protocol import timeouts
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events
 from diloco.run.environment import describe
-from diloco.run.event_log import LearnerEventLog
 from diloco.run.spec import make_run_spec
+from diloco.run.tape_events import LearnerEventLog
 from diloco.syncer.server import SyncerServer
 from diloco.syncer.shard_server import ShardServer
 from diloco.transport.auth import OPEN

@@ -150,7 +150,7 @@ class _LockstepLearner:
     progress = restore.progress_of(
       self.machine.snapshot(), self.steps, 1, self.host.crcs()
     )
-    written = self._records.save(
+    written = self._records.save_state(
       self.steps,
       HeldState(self.params, self.inner_state),
       self._own.bases,

@@ -10,7 +10,7 @@ from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner import restore
 from diloco.learner.device import Device
-from diloco.learner.held_state import StateHolder
+from diloco.learner.train_state import StateHolder
 from diloco.numerics import payload
 from diloco.run.spec import make_run_spec
 from experiments import tests_tiny

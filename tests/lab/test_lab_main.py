@@ -9,7 +9,7 @@ import sys
 
 from diloco.checkpoint.parameters import read_parameters
 from diloco.lab.run import crc
-from diloco.metrics import run_reader
+from diloco.metrics import recorded_run
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import making, sweep
 
@@ -59,11 +59,11 @@ def test_a_sweep_is_made_once(tmp_path):
   assert '2/2' in first.stderr
 
   run = sweep.folder(tmp_path / 'runs', 'int8', 0)
-  recorded = run_reader.read(run, 'int8')
+  recorded = recorded_run.read(run)
   assert {step.learner for step in recorded.steps} == {0, 1}
   assert len(recorded.rounds) == sweep.read_from(run).rounds
   assert recorded.ended
-  assert recorded.validation[-1].loss == losses['int8']
+  assert recorded.status.heldout_loss == losses['int8']
   assert [*run.glob('tensorboard/learner-0/events*')]
   said = (run / 'log').read_text()
   assert re.search(r'step 8/8  loss [0-9.]+  held out', said), said

@@ -44,7 +44,7 @@ class Ended:
 
 def run_all(
   calls: Sequence[Sequence[str]],
-  imports: Sequence[str] = ('launch.backends', 'launch.session'),
+  imports: Sequence[str] = ('launch.backends', 'launch.local'),
   cwd: pathlib.Path = ROOT,
   **environment: str,
 ) -> list[Ended]:

@@ -13,7 +13,7 @@ import rich.console
 from diloco.config import lab_section, run_config
 from diloco.metrics.workdir import Workdir
 from experiments import quickstart
-from launch import session
+from launch import local
 from launch.program import Program, Role
 
 HERE = pathlib.Path(__file__).parent
@@ -49,7 +49,7 @@ def main(root, steps, what):
   roles = (Role('syncer', argv('syncer'), ends_run=True), *learners)
   planned = lab_section.plan(config.faults, config.protocol.learners)
   console = rich.console.Console(width=100)
-  return session.run(
+  return local.run(
     config, Program(roles, evaluate, ()), workdir, planned, console
   )
 

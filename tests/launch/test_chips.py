@@ -281,12 +281,12 @@ def test_learners_that_share_gpus_still_do(tmp_path, monkeypatch):
   assert to_be_dealt(config, None, {}, root).ids == ('0',)  # Too few: refused.
 
 
-def _run(tmp_path, *flags, command=('launch.local',), **environment):
+def _run(tmp_path, *flags):
   """A command, with a stand-in for the machine's devices."""
   kept = {k: v for k, v in os.environ.items() if k != 'JAX_PLATFORMS'}
   return subprocess.Popen(
     [
-      *(sys.executable, '-m', *command, FLAG),
+      *(sys.executable, '-m', 'launch.local', FLAG),
       f'--workdir={tmp_path / "run"}',
       f'--device_root={tmp_path}',
       *flags,
@@ -294,7 +294,7 @@ def _run(tmp_path, *flags, command=('launch.local',), **environment):
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
-    env=kept | environment,
+    env=kept,
   )
 
 

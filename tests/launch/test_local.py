@@ -77,7 +77,6 @@ REFUSED = (
   ('--config.transport.host=0.0.0.0', "transport.host='0.0.0.0': learners can"),
   ('--config.mesh.fsdp=2', 'mesh.fsdp=2 * mesh.expert=1 * mesh.tensor=1 = 2'),
   ('--config.model.kind=nowhere:make', 'there is no module nowhere'),
-  ('--config.model.kind=mine:other', 'mine.py has no function other'),
   ('--token_file=DIR/none', '--token_file=DIR/none: No such file'),
   ('--token_file=DIR/empty', '--token_file=DIR/empty: is empty'),
   ('--token_file=DIR/shown', '--token_file=DIR/shown: every user'),
@@ -288,13 +287,6 @@ def test_a_run_that_was_stopped_goes_on(tmp_path, theirs):
   assert occupied(tmp_path)
   assert {'logs', *leftovers} <= {*names_in(tmp_path)}
   occupied(tmp_path, overwrite=True)
-  assert names_in(tmp_path) == ['lock']
-
-
-def test_a_start_that_failed_claims_no_folder(tmp_path):
-  """No step was made: another run may take its place."""
-  left(tmp_path, OTHER)
-  assert not occupied(tmp_path)
   assert names_in(tmp_path) == ['lock']
 
 

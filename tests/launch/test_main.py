@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
 
@@ -20,8 +19,8 @@ from launch.backends import BACKENDS, base, gke, queued_resources
 from launch.backends.base import CommandFailed
 from launch.backends.gke import Gke
 from launch.backends.slurm import Slurm
-from launch.job import only, size_notes
-from launch.program import Processes, hosts_of_all, on_this_machine
+from launch.job import only
+from launch.program import Processes, on_this_machine
 from tests.backends.launch_values import (
   a_config,
   a_large_config,
@@ -35,7 +34,6 @@ pytestmark = pytest.mark.beside
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = '--config=experiments/quickstart.py:learners=4'
 FLAGS = {
-  'local': ['--workdir=/tmp/run'],
   'gke': [
     *('--workdir=/workdir', '--image=example.org/diloco:1'),
     *('--accelerator=v5litepod-8', '--config.mesh.fsdp=8', '--capacity=spot'),
@@ -55,7 +53,6 @@ FLAGS = {
 }
 # Of each, a line that its output has, and how often all roles are there.
 SHOWN = {
-  'local': ('# learner-3', 6),  # The evaluation is a process too.
   'gke': ('  name: quickstart-learner-3', 5),
   'queued_resources': ('gcloud compute tpus queued-resources list', 5),
   # Learners are one script.
@@ -89,7 +86,7 @@ def programs(tmp_path, monkeypatch):
 
 
 def test_a_dry_run_starts_nothing_and_all_roles_log_in_the_same_way(tmp_path):
-  assert {'local', *BACKENDS} == set(FLAGS)
+  assert {*BACKENDS} == set(FLAGS)
   # With this PATH it could not start anything either.
   calls = [
     [CONFIG, f'--to={where}', '--dry_run', '--log_json', *flags]
@@ -120,30 +117,17 @@ REFUSED = (
   ),
   (['--to=slurm', *FLAGS['gke']], '--image: is for --to=gke'),
   (['--to=mars'], 'mars'),
-  (['--to=local'], '--workdir: is missing'),
-  (['--to=local', '--port=1'], '--port: is for --to=gke'),
+  (['--to=gke'], '--workdir: is missing'),
+  (['--workdir=/w'], '--to: is missing, one of gke, queued_resources, slurm;'),
   ([*GKE, '--config.mesh.fsdp=4'], 'a learner has 8 devices there, and config'),
-  ([*GKE, '--hosts=2,1'], '--hosts=2,1: one number for all, but for --to=loc'),
   ([*GKE, '--hosts=2'], '--hosts=2: a slice v5litepod-8 has 1'),
-  ([*GKE, '--cpu_devices'], '--cpu_devices: is for'),
-  ([*GKE, '--chips_per_learner=2'], '--chips_per_learner: is for --to=local'),
   ([*GKE, '--zone=z'], '--zone: is for --to=queued_resources only'),
-  ([*GKE, '--page'], '--page: is for --to=local only'),
   ([*GKE, '--token_file=token'], '--token_file=token: in a container'),
   (
     ['--to=slurm', *FLAGS['slurm'], '--accelerator=v5litepod-8'],
     '--accelerator=v5litepod-8: --to=slurm takes cpu and gpu',
   ),
-  (
-    ['--to=local', '--workdir=/tmp/run', '--hosts=3', '--dry_run'],
-    '--hosts=3: the 3 of learner 0 do not share the devices',
-  ),
-  (
-    ['add-learner', '--to=local', '--workdir=/no/run', '--learner=3'],
-    'add-learner: is for --to=gke or --to=queued_resources or --to=slurm; here',
-  ),
   (['start-over', *GKE], 'start-over: must be one of'),
-  (['watch', *GKE], 'watch: is for --to=queued_resources'),
   (['add-learner', '--dry_run', *GKE], '--learner: is for add-learner'),
 )
 
@@ -159,7 +143,7 @@ def test_refused():
 def test_launching_imports_no_jax():
   heavy = ('jax', 'flax', 'optax', 'orbax', 'grain', 'grpc', 'matplotlib')
   code = (
-    'import sys, launch.main, launch.session, launch.backends, launch.train\n'
+    'import sys, launch.main, launch.local, launch.backends, launch.train\n'
     f'print([m for m in {heavy} if m in sys.modules])'
   )
   done = subprocess.run(
@@ -219,15 +203,6 @@ def test_the_launches_of_the_page():
   ):
     shown = found[f'python -m launch.main $RUN ${name} $POD --dry_run'].out
     assert end in shown and 'pod-learner-3' in shown
-
-
-def test_learners_of_several_processes_here():
-  (words,) = re.findall(r'python -m launch\.local (.*\\\n.*--hosts=.*)', TEXT)
-  words = shlex.split(words.replace('\\\n', ' '))
-  (ended,) = _main([*words, '--dry_run'])
-  assert ended.code == 0, ended.err
-  assert '# learner-0.1\n' in ended.out
-  assert '# learner-1.1\n' not in ended.out
 
 
 # Back ends call programs of their clusters.
@@ -302,27 +277,19 @@ def test_arguments_pass_as_they_are():
 # A launch as a value: what it holds, and what it refuses with which words.
 
 
-def test_less_than_the_planner_says_is_said():
-  config = a_large_config('v5e-32')
-  planned, place = (
-    memory.of_config(config),
-    a_large_launch('v5e-32').syncer.resources,
-  )
+def test_the_syncer_gets_what_the_planner_says_or_what_is_given():
+  planned = memory.of_config(a_large_config('v5e-32'))
+  place = a_large_launch('v5e-32').syncer.resources
   assert place.memory_gib == planned.memory_gib > 100
   assert place.disk_gib == planned.disk_gib > 190
-  assert not [*size_notes(config, place)]
   place = a_large_launch('v5e-32', syncer_memory_gib=16).syncer.resources
-  (note,) = size_notes(config, place)
-  assert note.startswith('--syncer_memory_gib=16: the syncer takes 123 GiB')
+  assert place.memory_gib == 16
 
 
-def test_a_model_of_ones_own_gets_what_is_said():
-  own = 'experiments.own_model:model'
-  config = a_config(1, **{'model.kind': own})
+def test_the_syncer_of_a_model_of_ones_own_has_a_size():
+  config = a_config(1, **{'model.kind': 'experiments.own_model:model'})
   place = a_launch(config=config).syncer.resources
   assert (place.cpus, place.memory_gib, place.disk_gib) == (4, 16, 50)
-  (note,) = size_notes(config, place)
-  assert f'kind={own}: how large it is' in note
 
 
 def _refusal(**changes) -> str:
@@ -418,9 +385,6 @@ def test_hosts_share_the_devices_of_a_learner():
   (each,) = on_this_machine(a_config(4, 1), '1', True, '--xla_a=b')
   ((_, value),) = each.environment
   assert value == f'--xla_a=b {_forced(4)[0][1]}', 'others are kept'
-  assert hosts_of_all('3') == 3
-  with pytest.raises(ConfigError, match='2,1: one number for all'):
-    hosts_of_all('2,1')
 
 
 @pytest.mark.parametrize(

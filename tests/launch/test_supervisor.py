@@ -16,9 +16,13 @@ from diloco.config.hardware import GROUP_SECRET
 from diloco.metrics.workdir import Workdir
 from diloco.syncer import storage
 from experiments import tests_tiny
-from launch.exit_policy import after_exit
 from launch.program import Role, program
-from launch.supervisor import RoleProcesses, Supervisor, rotate_log
+from launch.supervisor import (
+  RoleProcesses,
+  Supervisor,
+  after_exit,
+  rotate_log,
+)
 from tests.waiting import until
 
 pytestmark = pytest.mark.beside
@@ -146,9 +150,9 @@ def test_a_paused_process_goes_on(tmp_path):
   with Run(tmp_path, role('a', READY + FOREVER)) as run:
     run.until_ready('a')
     process = psutil.Process(run.state('a').pid)
-    run.supervisor.pause('a', 'for the test')
+    run.supervisor.send('a', signal.SIGSTOP, 'paused', 'for the test')
     run.until(lambda: process.status() == psutil.STATUS_STOPPED)
-    run.supervisor.go_on('a', 'for the test')
+    run.supervisor.send('a', signal.SIGCONT, 'went on', 'for the test')
     run.until(lambda: process.status() != psutil.STATUS_STOPPED)
     assert run.state('a').starts == 1
 

@@ -70,6 +70,26 @@ def test_a_terminal_is_used_as_wide_as_it_is(width):
   assert all(len(line) <= width for line in shown(width))
 
 
+@pytest.mark.parametrize('width', [80, 100])
+def test_the_headline_of_a_long_run_is_broken_between_its_parts(width):
+  long = dataclasses.replace(
+    STATUS, run='a-run-of-my-own-text', step=1_234_567, total_steps=9_999_999,
+    rounds=411_522, elapsed_s=360_000.0,
+  )  # fmt: skip
+  told = shown(width, long, '100:00:00, 999:59:59 left')
+  head = told[: next(i for i, line in enumerate(told) if '━' in line)]
+  assert all(len(line) <= width for line in head)
+  for part in ('step 1,234,567 of 9,999,999', '100:00:00, 999:59:59 left'):
+    assert any(part in line for line in head), head
+
+
+def test_until_a_learner_is_ready_the_clock_is_that_of_the_start():
+  file = io.StringIO()
+  display = progress.Display(rich.console.Console(file=file, width=120))
+  display.show(dataclasses.replace(STATUS, elapsed_s=None), PROCESSES)
+  assert 'compiling  0:00' in file.getvalue()
+
+
 def test_a_learner_that_came_back_has_the_steps_of_all_its_lives():
   """Its own steps begin anew, which looked as if it had lost its work."""
   rows = rows_of('\n'.join(shown(80)))

@@ -15,18 +15,11 @@ import numpy as np
 
 from diloco.config import run_config
 from diloco.data import pipeline
-from diloco.learner import inner_device, peer_bootstrap
 from diloco.learner.device import Device
-from diloco.learner.replica import (
-  FragmentReplica,
-  Mismatch,
-  Replica,
-  ReplicaCodec,
-)
-from diloco.protocol import messages
-from diloco.run import payload_parts
-from diloco.run.host_slices import SliceMap
-from diloco.run.payload_parts import TransferPace
+from diloco.learner.hosts import host_transfer
+from diloco.learner.replica import FragmentReplica, Mismatch, Replica
+from diloco.protocol import host_messages, messages
+from diloco.run.payload_parts import SliceMap
 from diloco.run.spec import make_run_spec
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 from experiments import tests_tiny
@@ -38,26 +31,25 @@ CHUNK_BYTES = 10_000  # So that there are several, and one ends in a leaf.
 
 def main(process: int, coordinator: str):
   jax.distributed.initialize(coordinator, 2, process)
-  inner_device.CHUNK_BYTES_MAX = CHUNK_BYTES
+  host_transfer.CHUNK_BYTES_MAX = CHUNK_BYTES
   run_spec, device = _learner()
   params, state = _trained(run_spec, device)
-  part = _part(run_spec, device)
   plane = MemoryPlane(MemoryNetwork())
+  donor = _transfer(run_spec, device, plane)
 
-  thetas = [each.theta for each in part.held()]
-  most = peer_bootstrap.payloads_max(run_spec, device.state_like)
+  held = donor.replica.held()
+  most = host_transfer.payloads_max(run_spec, device.state_like)
   handles = tuple(range(1, most + 1))
-  given = peer_bootstrap.Donations(part, plane)
-  address, parts = given.offer(
-    NEWCOMER, handles, thetas, device.copy_state(state)
+  address, parts = donor.donate(
+    NEWCOMER, handles, held, device.copy_state(state)
   )
-  payloads = peer_bootstrap.announced(
-    handles, run_spec.full.name, len(thetas), [parts]
+  payloads = host_transfer.announced(
+    handles, run_spec.full.name, len(held), [parts]
   )
-  newcomer = _part(run_spec, device)
-  fetched = _fetch(newcomer, payloads, address, run_spec, plane)
-  newcomer.adopt((7,) * len(thetas), fetched.data, (1,) * len(thetas))
-  placed = device.put_state(fetched.inner_state)
+  newcomer = _transfer(run_spec, device, plane)
+  newcomer.fetch(_order(payloads, address, len(held)))
+  newcomer.end_fetch(taken=True)
+  placed = device.put_state(newcomer.take_adopted())
   fresh = device.fresh_state(params)
 
   # The same next step, to the bit, whichever state it is made with.
@@ -70,14 +62,14 @@ def main(process: int, coordinator: str):
     'same': here[0] == here[1],
     'unlike_fresh': here[0] != here[2],
     'same_step': _bits(one) == _bits(other),
-    'theta': _bits([x.theta for x in newcomer.held()]) == _bits(thetas),
-    'versions': [each.version for each in newcomer.held()],
-    'chunks': len(parts) - len(thetas),
-    'bytes': part.state_bytes(),
-    'whole_bytes': inner_device.size_bytes(device.state_like),
-    'refused': _refusal(newcomer, payloads, address, run_spec, plane),
+    'theta': _thetas(newcomer) == _thetas(donor),
+    'versions': [each.version for each in newcomer.replica.held()],
+    'chunks': len(parts) - len(held),
+    'bytes': host_transfer.bytes_here(device.state_like),
+    'whole_bytes': host_transfer.size_bytes(device.state_like),
+    'refused': _refusal(newcomer, payloads, address, len(held)),
   }
-  given.end(NEWCOMER)
+  donor.end_donations(NEWCOMER)
   print(json.dumps(found), flush=True)
 
 
@@ -106,7 +98,7 @@ def _trained(run_spec, device: Device):
   return params, state
 
 
-def _part(run_spec, device: Device):
+def _transfer(run_spec, device: Device, plane):
   holding = device.holding
   held = [
     FragmentReplica(0, holding.needed_of(p, theta), 0)
@@ -114,30 +106,29 @@ def _part(run_spec, device: Device):
   ]
   slice_map = SliceMap(run_spec.owners, device.partition)
   replica = Replica(run_spec, held, slice_map, holding.host)
-  return ReplicaCodec(run_spec, device, replica)
+  return host_transfer.HostTransfer(run_spec, device, replica, plane)
 
 
-def _fetch(part, payloads, address, run_spec, plane):
-  return peer_bootstrap.fetch(
-    [payload_parts.only(each, 0) for each in payloads],
-    address,
-    part,
-    len(run_spec.layout.fragments),
-    run_spec.full.name,
-    plane,
-    TransferPace(1.0),
+def _order(payloads, address: str, fragments: int):
+  return host_messages.HostFetch(
+    *(1, (address,) * 2, payloads),
+    *((7,) * fragments, (1,) * fragments),
   )
 
 
-def _refusal(part, payloads, address, run_spec, plane) -> str:
+def _refusal(newcomer, payloads, address: str, fragments: int) -> str:
   """Why a state that lacks its last chunk is not taken."""
   last = payloads[-1]
   short = (*payloads[:-1], messages.Payload(last.handle, last.codec, 0, 0))
   try:
-    _fetch(part, short, address, run_spec, plane)
+    newcomer.fetch(_order(short, address, fragments))
   except Mismatch as error:
     return str(error)
   return ''
+
+
+def _thetas(transfer) -> list[bytes]:
+  return _bits([each.theta for each in transfer.replica.held()])
 
 
 def _bits(tree) -> list[bytes]:

@@ -7,7 +7,8 @@ import numpy as np
 import optax
 import pytest
 
-from diloco.learner import inner_device
+from diloco.checkpoint import arrays
+from diloco.learner.hosts import host_transfer
 
 PARAMS = {'a': jnp.arange(5.0), 'b': jnp.ones((2, 3))}
 
@@ -28,19 +29,17 @@ def _state(optimizer):
 @pytest.mark.parametrize('chunk_bytes_max', [7, 1 << 26])
 def test_a_state_comes_back_to_the_bit(optimizer, chunk_bytes_max, monkeypatch):
   """SGD without momentum has an empty state."""
-  monkeypatch.setattr(inner_device, 'CHUNK_BYTES_MAX', chunk_bytes_max)
+  monkeypatch.setattr(host_transfer, 'CHUNK_BYTES_MAX', chunk_bytes_max)
   state = _state(optimizer)
-  chunks = inner_device.to_chunks(state)
+  chunks = host_transfer.to_chunks(state)
   assert all(0 < chunk.size <= chunk_bytes_max for chunk in chunks)
-  found = inner_device.place_state(
-    inner_device.from_chunks(chunks, state), state
-  )
+  found = arrays.place(host_transfer.from_chunks(chunks, state), state)
   assert jax.tree.structure(found) == jax.tree.structure(state)
   for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(state)):
     np.testing.assert_array_equal(one, np.asarray(other))
 
 
 def test_bytes_of_another_state_are_refused():
-  chunks = inner_device.to_chunks(_state(optax.sgd(0.1, momentum=0.9)))
+  chunks = host_transfer.to_chunks(_state(optax.sgd(0.1, momentum=0.9)))
   with pytest.raises(ValueError, match='bytes of inner state, this host'):
-    inner_device.from_chunks(chunks, _state(optax.adamw(0.1)))
+    host_transfer.from_chunks(chunks, _state(optax.adamw(0.1)))

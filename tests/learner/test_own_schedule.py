@@ -5,7 +5,7 @@ import collections
 
 import pytest
 
-from diloco.learner.held_state import StateHolder
+from diloco.learner.train_state import StateHolder
 from diloco.metrics import names
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import learner_name

@@ -3,6 +3,9 @@
 
 import dataclasses
 import json
+import pathlib
+import subprocess
+import sys
 
 import pytest
 from tensorboardX.proto import plugin_hparams_pb2
@@ -11,6 +14,9 @@ from diloco.metrics import figures, files, names, status, writer
 from diloco.metrics import jsonl as metrics_jsonl
 from diloco.metrics.workdir import Workdir
 from tests.metrics import board_events
+from tests.waiting import until
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 LEARNER = status.LearnerStatus(
   learner=1, state=status.LIVE, step=7, steps=9, tokens=90, tokens_per_s=10.5,
@@ -180,6 +186,41 @@ def test_several_writers_get_the_same(tmp_path):
   assert event.wall_time == 1234.5
   assert [v.tag for v in event.summary.value] == [names.TRAIN_LOSS]
   assert event.summary.value[0].simple_value == 2.5
+
+
+WRITES = """
+import pathlib, sys, time
+from diloco.metrics import writer
+board = writer.TensorBoardWriter(pathlib.Path(sys.argv[1]))
+print('open', flush=True)
+for step in range(1, 1 + int(sys.argv[2])):
+  board.write_scalars(step, {'train/loss': 2.5})
+time.sleep(600)
+"""
+
+
+def test_a_board_is_there_at_once_and_outlives_a_kill(tmp_path):
+  """A learner's first life stays on the board, next to its second."""
+
+  def steps() -> dict[str, list[int]]:
+    return {
+      path.name: [e.step for e in board_events.read(path) if e.summary.value]
+      for path in tmp_path.iterdir()
+    }
+
+  for life in (1, 2):
+    command = [sys.executable, '-c', WRITES, str(tmp_path), str(3 * life)]
+    with subprocess.Popen(
+      command, cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as learner:
+      try:
+        assert learner.stdout.readline() == 'open\n'
+        assert len(steps()) == life, 'there is a file before the first scalar'
+        written = list(range(1, 1 + 3 * life))
+        until(lambda last=written: last in steps().values(), 60.0, steps)
+      finally:
+        learner.kill()
+  assert sorted(steps().values()) == [[1, 2, 3], [1, 2, 3, 4, 5, 6]]
 
 
 def test_the_first_cards_of_a_board_are_no_bookkeeping(tmp_path):

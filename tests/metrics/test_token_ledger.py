@@ -3,7 +3,7 @@
 
 import pytest
 
-from diloco.metrics import token_ledger, token_tapes
+from diloco.metrics import token_ledger
 from diloco.metrics.token_ledger import BOOTSTRAP, DIED, LEDGER, LEFT, RESTORED
 from diloco.protocol.incarnation import incarnation_of
 
@@ -25,7 +25,10 @@ def line(kind, process, step, **fields):
 
 
 def copied(process, step, handle):
-  return line('Snapshot', process, step, fragment=0, handle=handle)
+  return line(
+    'Snapshot', process, step, fragment=0, handle=handle, c_steps=1,
+    c_tokens=TOKENS,
+  )  # fmt: skip
 
 
 def applied(process, step, handle, merged, overwritten, carry=True):
@@ -52,6 +55,7 @@ def closed(version, *shares):
         'learner': 0,
         'incarnation': incarnation_of(process, 1),
         'handle': handle,
+        'c_steps': steps,
         'c_tokens': steps * TOKENS,
         'step': step,
       }
@@ -66,7 +70,7 @@ def row(syncer, lines, last=None):
   `last` is (process, step) in the metrics.
   """
   known = [(incarnation_of(last[0], 1), last[1])] if last else []
-  return token_tapes.rows(syncer, {0: lines}, {0: known}, 1, TOKENS)[0, 0]
+  return token_ledger.rows(syncer, {0: lines}, {0: known}, 1)[0, 0]
 
 
 def good():
@@ -108,7 +112,7 @@ def test_a_merge_that_no_learner_offered_is_found():
 
 
 def test_a_merge_without_a_learner_s_tape_is_found():
-  [found] = token_tapes.rows(good()[0], {}, {}, 1, TOKENS).values()
+  [found] = token_ledger.rows(good()[0], {}, {}, 1).values()
   assert found.unexplained == -30
 
 
@@ -209,8 +213,8 @@ def test_with_mix_what_a_checkpoint_had_pending_is_lost(merged_late):
   if merged_late:  # Of the two steps at the checkpoint, and two that died.
     syncer.append(closed(2, (FIRST, 2, 4, 6)))
   known = [(incarnation_of(FIRST, 1), 8)]
-  [found] = token_tapes.rows(
-    syncer, {0: learner}, {0: known}, 1, TOKENS, blend='mix'
+  [found] = token_ledger.rows(
+    syncer, {0: learner}, {0: known}, 1, blend='mix'
   ).values()
   lost = ((DIED, 20),) if merged_late else ((DIED, 40), (RESTORED, 20))
   assert found == token_ledger.TokenCounts(

@@ -113,18 +113,6 @@ def test_one_expert_is_the_dense_decoder():
   assert loss > said, 'the auxiliary losses are not in the loss'
 
 
-def test_routing_is_that_of_the_loss(on_one):
-  model = make_decoder(CONFIG)
-  params = api.unflatten(sharded_experts.params_of(model))
-  tokens = sharded_experts.batch()['tokens'][:, :-1]
-  probs, chosen = jax.jit(model.routing)(params, tokens)
-  assert probs.shape == (2, 4, 16, 4) and chosen.shape == (2, 4, 16, 2)
-  load = np.bincount(np.ravel(chosen[0]), minlength=4) / chosen[0].size
-  worst = np.bincount(np.ravel(chosen[1]), minlength=4) / chosen[1].size
-  expected = max(load.max(), worst.max())
-  np.testing.assert_allclose(on_one[1]['expert_load_max'], expected, rtol=1e-6)
-
-
 @pytest.fixture(scope='module')
 def on_one():
   """Loss, metrics and gradients without any mesh."""

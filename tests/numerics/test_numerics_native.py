@@ -13,7 +13,7 @@ import pytest
 
 from diloco.numerics import codec, merge, native, outer, payload
 from diloco.numerics.fragments import TensorSpec, make_layout
-from diloco.run import contributions
+from diloco.run import payload_parts
 
 ROOT = pathlib.Path(__file__).parents[2]
 F32 = np.finfo(np.float32)
@@ -175,7 +175,7 @@ def test_checks_of_encoded_contributions(compiled, monkeypatch):
       data = chosen.encode(x)
       encoded, plain = chosen.inspect(data, (n,)), chosen.decode(data, n)
       fast, slow = (
-        refusal(lambda v=v: contributions.checked({'x': v})[1])
+        refusal(lambda v=v: payload_parts.checked({'x': v})[1])
         for v in (encoded, plain)
       )
       assert fast == slow
@@ -236,7 +236,7 @@ def test_rounds(both, name, momentum, nesterov, anneal):
 def refusal(function, *args) -> str:
   try:
     return str(function(*args))
-  except (ValueError, contributions.Unusable) as error:
+  except (ValueError, payload_parts.Unusable) as error:
     return str(error)
 
 
@@ -246,7 +246,7 @@ def test_refusals(both, value):
   rng = np.random.default_rng(0)
   state, delta = outer.init(arrays(rng), optimizer), arrays(rng)
   delta['b'][[7, 70]] = value
-  fast, slow = both(refusal, lambda: contributions.checked(delta)[1])
+  fast, slow = both(refusal, lambda: payload_parts.checked(delta)[1])
   assert fast == slow
   if not math.isfinite(value):
     assert fast == 'not finite'

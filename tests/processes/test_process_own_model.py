@@ -13,7 +13,7 @@ from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import read_evaluation, read_summary
 from diloco.metrics.workdir import EVALUATOR
 from diloco.run import environment
-from diloco.run.event_log import read_tapes
+from diloco.run.tape_events import read_tapes
 from tests.processes.processes import EXIT_CONFIG, START_S, Processes
 
 pytestmark = pytest.mark.beside

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole runs by the launcher, and a run of unlike learners."""
 
-import csv
-import json
 import re
 import signal
 
+import numpy as np
 import psutil
 import pytest
 
-from diloco.metrics import figures, names, run_reader, status
+from diloco.metrics import figures, names, recorded_run, status
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.status import read_evaluation, read_summary
-from diloco.metrics.workdir import EVALUATOR, SYNCER
-from diloco.monitoring import run_metrics
+from diloco.metrics.workdir import EVALUATOR
 from diloco.prediction import recorded
-from tests.metrics import board_events
+from diloco.watch.folders import FollowedFolders
+from tests.metrics import board_events, surfaces
 from tests.processes.processes import SLOW, START_S, Processes
 from tests.transport import credentials
 
@@ -100,79 +99,49 @@ def test_killed_learner_comes_back(killed):
 MEASURED_AGAIN = {'heldout_loss'}
 
 
-def _surfaces(processes, folder) -> dict[str, dict[str, float]]:
-  """Returns every figure that each surface shows, by name."""
-  workdir = processes.workdir
-  told = status.of_run(workdir)
-  report = processes.start_without_config(
-    'report', 'diloco.report', f'--outdir={folder}'
-  )
-  assert processes.exit_code(report) == 0, processes.tails()
-  with (folder / 'figures.csv').open() as file:
-    page = {row['figure']: row for row in csv.DictReader(file)}
-  curves = {
-    value.tag: value.simple_value
-    for path in sorted(workdir.tensorboard(SYNCER).glob('events*'))
+def test_every_surface_has_one_number_a_name(killed):
+  """Terminal, page, `/metrics`, TensorBoard, W&B and JSON of one run."""
+  (launcher,) = (x for x in killed.running if x.name == 'launcher')
+  found = surfaces.shown(killed.workdir)
+  assert all(len(numbers) >= 9 for numbers in found.values()), found
+  told = status.of_run(killed.workdir)
+  assert not surfaces.differing(told, found, launcher.output, MEASURED_AGAIN)
+
+
+def test_the_live_headline_and_the_end_table_have_one_clock(killed):
+  (launcher,) = (x for x in killed.running if x.name == 'launcher')
+  elapsed = figures.named('elapsed_s').of(status.of_run(killed.workdir))
+  *_, last = re.findall(r' rounds \d+  (\d+:\d\d)', launcher.output)
+  assert last == elapsed
+
+
+def test_the_loss_of_the_model_is_a_curve_while_the_run_goes_on(killed):
+  """On the terminal, the page and the board; the evaluator ends the run."""
+  (launcher,) = (x for x in killed.running if x.name == 'launcher')
+  on_terminal = set(re.findall(r'Θ \d\.\d+ at step \d+', launcher.output))
+  assert len(on_terminal) >= 3
+  losses = [
+    value.simple_value
+    for path in killed.workdir.tensorboard(EVALUATOR).glob('events*')
     for event in board_events.read(path)
     for value in event.summary.value
-  }
-  samples = dict(
-    re.findall(
-      r'^diloco_(\w+){run="[^"]*"} (\S+)$', run_metrics.text(told), re.M
-    )
-  )
-  by_name = {
-    'status.json': json.loads(workdir.status.read_text()),
-    'summary.json': json.loads(workdir.summary.read_text()),
-    'page': {
-      x.name: page[x.label]['value, all digits']
-      for x in figures.RUN
-      if x.label in page
-    },
-    '/metrics': {
-      x.name: samples[x.sample] for x in figures.RUN if x.sample in samples
-    },
-    'TensorBoard': {
-      x.name: curves[x.curve] for x in figures.RUN if x.curve in curves
-    },
-  }
-  names_ = {each.name for each in figures.RUN}
-  return {
-    surface: {
-      name: float(x)
-      for name, x in found.items()
-      if name in names_ and x is not None
-    }
-    for surface, found in by_name.items()
-  }
-
-
-def test_every_surface_has_one_number_a_name(killed, tmp_path):
-  """The terminal, the page, `/metrics`, TensorBoard and JSON of one run."""
-  told = status.of_run(killed.workdir)
-  own = figures.values(figures.RUN, told)
-  for surface, found in _surfaces(killed, tmp_path).items():
-    assert len(found) >= 9, (surface, found)
-    differing = {
-      name: (x, own[name])
-      for name, x in found.items()
-      if name not in MEASURED_AGAIN
-      and x != pytest.approx(own[name], rel=1e-6)  # TensorBoard keeps f32.
-    }
-    assert not differing, surface
-  (launcher,) = (x for x in killed.running if x.name == 'launcher')
-  shown = ' '.join(launcher.output.split())
-  for each in figures.shown(figures.RUN, figures.END):
-    if own[each.name] is not None:
-      text = ' '.join(f'{each.label} {each.of(told)}'.split())
-      assert text in shown, f'{text!r} is not in the end table'
+    if value.tag == names.EVAL_LOSS
+  ]
+  assert len(losses) >= 3
+  page = FollowedFolders([killed.workdir.root]).page()
+  (chart,) = (x for x in page.parts if x.name == 'loss')
+  assert chart.lines[0].kind == 'validation'
+  assert set(losses) <= {np.float32(y) for y in chart.lines[0].ys}
+  started = {line['process'] for line in read_jsonl(killed.workdir.events)}
+  assert EVALUATOR in started
+  assert 'evaluate' not in started, 'what one process has read is read again'
 
 
 def test_all_readers_have_one_goodput(killed):
   """The page's reader and the prediction's."""
   goodput = read_summary(killed.workdir.summary).goodput
   assert 0.2 < goodput < 1.0
-  assert run_reader.read(killed.workdir.root, 'run').goodput == goodput
+  assert recorded_run.read(killed.workdir.root).goodput == goodput
   assert recorded.read(killed.workdir.root).goodput == goodput
 
 

@@ -15,7 +15,7 @@ MACHINE = tape_events.Machine('0', 'cpu', 'cpu', 1, 1, 2, 2, '')
 
 
 def line(time_s: float, said) -> dict:
-  """A line as the writers of `run/event_log.py` make it."""
+  """A line as the writers of `run/tape_events.py` make it."""
   fields = {'time_s': time_s, 'kind': tape_events.kind_of(said)}
   return fields | dataclasses.asdict(said)
 

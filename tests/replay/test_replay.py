@@ -8,9 +8,14 @@ from diloco.checkpoint.parameters import read_parameters
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.incarnation import incarnation_of, process_of
-from diloco.replay.replay import Replay, ReplayBackend, Replayed
-from diloco.replay.replay_plan import NotReplayable, make_plan
-from diloco.run.event_log import read_tapes
+from diloco.replay.replay import (
+  NotReplayable,
+  Replay,
+  ReplayBackend,
+  Replayed,
+  make_plan,
+)
+from diloco.run.tape_events import read_tapes
 from tests.in_process.in_process import Run
 from tests.replay.taped import changed
 from tests.transport.faulty import Faults

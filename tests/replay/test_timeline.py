@@ -14,8 +14,8 @@ from diloco.metrics.workdir import Workdir
 from diloco.protocol.incarnation import incarnation_of
 from diloco.protocol.syncer import events as syncer_events
 from diloco.replay import timeline
-from diloco.run import event_log, tape_events
-from diloco.run.event_log import read_tapes
+from diloco.run import tape_events
+from diloco.run.tape_events import read_tapes
 from tests.replay import taped
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -171,7 +171,7 @@ def test_a_malformed_line_is_named(workdir, change, message):
 
 def test_a_changed_digit_of_a_tape_is_noticed(tmp_path):
   path = tmp_path / 'tape.jsonl'
-  lines = event_log.SealedLines(path)
+  lines = tape_events.SealedLines(path)
   lines.append(tape_events.Cease(FIRST, step=1234))
   lines.close()
   [said] = read_jsonl(path)

@@ -39,7 +39,6 @@ CONFIG = {
   'diloco.config.data_section',
   'diloco.config.flags',
   'diloco.config.lab_section',
-  'diloco.config.limits',
   'diloco.config.run_config',
   'diloco.config.sections',
 }
@@ -79,6 +78,7 @@ TABLE = {
     'etils',
     'numpy',
   },
+  'diloco/data/array_records.py': {'diloco.data', 'google.protobuf', 'grain'},
   'diloco/data/parquet_files.py': {'diloco.data', 'pyarrow'},
   'diloco/data/tokenizers.py': {
     'diloco.data',
@@ -135,11 +135,10 @@ TABLE = {
     'diloco.fleets.systems',
     'diloco.protocol',
   },
-  'diloco/config/__main__.py': SIMULATED | {'absl', 'diloco.config.key_list'},
-  'diloco/config/config_files.py': SIMULATED | {'absl', 'ml_collections'},
-  'diloco/config/key_list.py': SIMULATED
-  | {'diloco.fleets.failures', 'diloco.fleets.systems', *CHOICES}
+  'diloco/config/__main__.py': SIMULATED
+  | {'absl', 'diloco.fleets.failures', 'diloco.fleets.systems', *CHOICES}
   | {'diloco.protocol'},
+  'diloco/config/config_files.py': SIMULATED | {'absl', 'ml_collections'},
   'diloco/config/flags.py': SIMULATED | {'absl', 'ml_collections'},
   'diloco/faults.py': set(),
   'diloco/simulator': {
@@ -255,8 +254,6 @@ TABLE = {
   | SIMULATOR
   | {
     'absl',
-    'diloco.lab',
-    'diloco.learner',
     'diloco.pages',
     'diloco.run',
     'diloco.syncer',

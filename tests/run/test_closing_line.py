@@ -4,7 +4,7 @@
 import dataclasses
 
 from diloco.protocol.syncer import events
-from diloco.run.event_log import closing_line
+from diloco.run.tape_events import closing_line
 
 
 def test_what_a_close_has_cached_is_no_field_of_its_line():

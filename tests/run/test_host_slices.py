@@ -9,7 +9,7 @@ from diloco.numerics.codec import make_codec
 from diloco.numerics.fragments import TensorSpec, make_layout
 from diloco.numerics.mesh_partition import Partition
 from diloco.numerics.shard_assignment import shards_of
-from diloco.run.host_slices import SliceMap, boxes_of
+from diloco.run.payload_parts import SliceMap, boxes_of
 
 SPECS = {
   'embedding': TensorSpec((64, 16), 'embedding'),

@@ -7,7 +7,7 @@ from diloco.config import run_config
 from diloco.metrics import names
 from diloco.models import flops
 from diloco.run.spec import decoder_config
-from diloco.run.utilisation import Utilisation
+from diloco.run.step_profiler import Utilisation
 from experiments import tests_tiny
 
 

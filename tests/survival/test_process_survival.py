@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from diloco.metrics import token_ledger, token_tapes
+from diloco.metrics import token_ledger
 from diloco.metrics.jsonl import read_jsonl
 from diloco.protocol.incarnation import process_of
 from tests.processes.processes import ENDLESS, START_S, Processes
@@ -355,7 +355,7 @@ def test_all_of_it_is_replayed_to_the_same_bytes(survived):
 def test_every_token_is_accounted_for(survived):
   """Learners and syncer agree over all deaths and restarts."""
   workdir = survived.processes.workdir
-  found = token_tapes.rows_of(workdir, FRAGMENTS, TOKENS)
+  found = token_ledger.rows_of(workdir, FRAGMENTS)
   assert {where for where, row in found.items() if row.unexplained} == set()
   assert {m for m, _ in found} == {0, 1}
   for p in range(FRAGMENTS):

@@ -119,7 +119,7 @@ def _publish(at_s: float, number: int, fragment: int, step: int, merged):
         'learner': learner, 'incarnation': incarnation_of(PROCESS, 1),
         'weight': 1 / len(merged), 'handle': 1, 'age_s': 0.5,
         'age_steps': at_s / 4, 'base_version': 0,
-        'c_tokens': own * TOKENS, 'step': own,
+        'c_tokens': own * TOKENS, 'c_steps': own, 'step': own,
       }
       for learner, own in merged
     ],

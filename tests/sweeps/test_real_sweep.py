@@ -9,7 +9,7 @@ from diloco.config.sections import ConfigError
 from diloco.sweeps import making, sweep
 from diloco.sweeps.sweep import Variant
 from experiments import tests_tiny
-from launch import local, real_sweep, session
+from launch import local, real_sweep
 from launch import program as launch_program
 from tests.sweeps import made_runs
 
@@ -136,7 +136,7 @@ def test_all_runs_share_what_is_compiled(tmp_path, monkeypatch):
   def read_program(config, workdir, address, arguments):
     return launch_program.program(config, arguments, workdir, address)
 
-  monkeypatch.setattr(session, 'run', take)
+  monkeypatch.setattr(local, 'run', take)
   monkeypatch.setattr(local, 'read_program', read_program)
   monkeypatch.setattr(local, 'accelerators', lambda _: None)
   monkeypatch.setattr(making.flags, 'arguments', list)

@@ -53,7 +53,6 @@ def refused(*argv) -> list[str]:
     ),
     (['--sweep=outer.lr=0.3'], '--sweep=outer.lr=0.3: must be KEY=V1,V2,…'),
     (['--sweep'], 'experiments/tests_tiny.py: has no sweep(add)'),
-    ([VALUES, '--page'], '--page: is for a single run; python -m diloco.watch'),
     (
       [VALUES, '--overwrite'],
       '--overwrite: is for a single run; remove the folder of a run',
@@ -92,8 +91,8 @@ def test_a_system_of_the_lab_is_refused_and_can_be_left_out(tmp_path):
   flags = f'--config={config}', f'--workdir={tmp_path / "runs"}', '--sweep'
   [said] = refused(*flags)
   assert "sweep: 'data-parallel': lab.system: only of the lab" in said
-  [said] = refused(*flags, '--only=decoupled', '--page')
-  assert '--page' in said
+  [said] = refused(*flags, '--only=decoupled', '--overwrite')
+  assert '--overwrite' in said
 
 
 def test_the_folder_of_a_run_is_none_of_a_sweep(tmp_path):

@@ -3,7 +3,7 @@
 
 import pytest
 
-from diloco.config import limits
+from diloco.config import run_config
 from diloco.protocol import messages
 from diloco.transport import wire
 from tests.syncer.spoken import Stage, small_run_spec
@@ -30,7 +30,7 @@ def test_eighty_learners_are_served(tmp_path):
 
 def test_the_message_of_a_round_fits_where_a_learner_is_let_in():
   learners, shards = 1000, 8
-  hosts = limits.limits_of(learners, learners, shards).hosts
+  hosts = run_config.limits_of(learners, learners, shards).hosts
   parts = (messages.Part((1 << 40), 1 << 31),) * (hosts * shards)
   large = 1 << 61
   update = messages.Update(
@@ -49,4 +49,4 @@ def test_the_message_of_a_round_fits_where_a_learner_is_let_in():
     part_crcs=(1 << 31,) * len(parts),
   )
   assert len(wire.encode(update)) > wire.MESSAGE_BYTES_MAX // 2
-  assert limits.MESSAGE_BYTES_MAX == wire.MESSAGE_BYTES_MAX
+  assert run_config.MESSAGE_BYTES_MAX == wire.MESSAGE_BYTES_MAX

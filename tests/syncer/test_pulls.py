@@ -13,7 +13,7 @@ from diloco.numerics import payload
 from diloco.protocol import messages
 from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run import contributions
+from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace, announced
 from diloco.run.spec import make_run_spec
 from diloco.syncer.shard import Shard
@@ -87,7 +87,7 @@ class Syncer:
     pieces = self.run_spec.layout.fragments[0]
     base = self.run_spec.initial_fragments()[0]
     theta = {name: array - np.float32(value) for name, array in base.items()}
-    data = contributions.encode(base, theta, pieces, self.run_spec.up)
+    data = payload_parts.encode(base, theta, pieces, self.run_spec.up)
     self.plane.gates[handle] = threading.Event()
     self.publisher.offer(handle, data)
     found = announced(handle, self.run_spec.up.name, [data])

@@ -6,12 +6,11 @@ import pathlib
 
 import pytest
 
-from diloco.metrics import jsonl, names, status
-from diloco.metrics.recorded_run import NoReport
+from diloco.metrics import jsonl, names, recorded_run, status
+from diloco.metrics.recorded_run import FollowedRun, NoReport, ThinnedCurve
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from diloco.pages import page
-from diloco.watch import followed_run, run_page
-from diloco.watch.followed_run import FollowedRun, ThinnedCurve
+from diloco.watch.folders import FollowedFolders
 from tests.prediction import recorded
 
 UNTIL_S = 20.0
@@ -45,10 +44,9 @@ def told(step: int, at_s: float) -> status.RunStatus:
   )  # fmt: skip
 
 
-def of_page(run: FollowedRun) -> dict:
+def of_page(folders: FollowedFolders) -> dict:
   """All that the page shows of a run, at one time."""
-  report = run_page.report([run], 'a run', now_s=recorded.BEGAN_S)
-  return page.as_data(report) | {'where': ''}
+  return page.as_data(folders.page()) | {'where': ''}
 
 
 def grow(source: pathlib.Path, target: pathlib.Path, share: float) -> None:
@@ -64,12 +62,13 @@ def test_what_is_read_piece_by_piece_is_what_is_read_at_once(workdir, tmp_path):
   target = tmp_path / 'growing'
   target.mkdir()
   (target / 'config.json').write_text(workdir.config.read_text())
-  run = FollowedRun(target)
+  growing = FollowedFolders([target])
   for i in range(101):
     grow(workdir.root, target, i / 100)
-    run.update()
-  assert of_page(run) == of_page(followed(workdir))
-  assert len(run.rounds) == 79 and not run.problem
+    growing.page()
+  found = of_page(growing)
+  assert found == of_page(FollowedFolders([workdir.root]))
+  assert growing.status.rounds == 79 and not found['problem']
 
 
 def test_a_second_look_reads_only_what_is_new(workdir, monkeypatch):
@@ -113,9 +112,10 @@ def test_a_run_without_a_status_is_counted_from_its_tape(workdir, is_over):
   else:
     lines = workdir.tape.read_text().splitlines(keepends=True)
     workdir.tape.write_text(''.join(x for x in lines if '"End"' not in x))
-  run, now_s = followed(workdir), recorded.BEGAN_S + UNTIL_S + 600.0
-  assert run.state(now_s) == ('finished' if is_over else 'running')
-  assert run.end_s(now_s) == run.last_s  # It has a clock of its own.
+  run = followed(workdir)
+  run.clock_s = lambda: recorded.BEGAN_S + UNTIL_S + 600.0
+  assert run.state() == ('finished' if is_over else 'running')
+  assert run.end_s() == run.last_s  # It has a clock of its own.
   counted = run.status
   assert (counted.step, counted.rounds) == (79, 79)
   assert counted.goodput == (0.75 if is_over else pytest.approx(0.855))
@@ -179,21 +179,23 @@ def test_the_state_is_told_by_files_and_clock(workdir):
   workdir.tape.unlink()
 
   def state(at_s: float) -> str:
-    return followed(workdir).state(recorded.BEGAN_S + at_s)
+    run = followed(workdir)
+    run.clock_s = lambda: recorded.BEGAN_S + at_s
+    return run.state()
 
-  assert state(0.0) == followed_run.STARTING
+  assert state(0.0) == recorded_run.STARTING
   workdir.tape.write_text(next(x for x in tape if '"Started"' in x))
-  assert state(0.0) == followed_run.COMPILING
+  assert state(0.0) == recorded_run.COMPILING
   workdir.tape.write_text(''.join(tape))
   status.write_status(workdir.status, told(10, 5.0))
-  assert state(6.0) == followed_run.RUNNING
-  assert state(6.0 + followed_run.SILENT_S) == followed_run.SILENT
+  assert state(6.0) == recorded_run.RUNNING
+  assert state(6.0 + recorded_run.SILENT_S) == recorded_run.SILENT
   ends = ('syncer', 'learner-0', 'learner-1')
   recorded.append(
     workdir.events,
     *(recorded.event(UNTIL_S, name, 'stopped', 'SIGTERM') for name in ends),
   )
-  assert state(6.0) == followed_run.STOPPED
+  assert state(6.0) == recorded_run.STOPPED
 
 
 def test_a_broken_status_is_said_and_the_last_one_stays(workdir):

@@ -54,7 +54,7 @@ def test_a_run_with_a_kill(tmp_path):
     Processes(tmp_path, *ENDLESS, 'run.step_floor_s=0.1') as processes,
     Chromium(tmp_path / 'browser') as browser,
   ):
-    launcher = processes.start('launcher', 'launch.local', '--page')
+    launcher = processes.start('launcher', 'launch.local')
 
     def seen(script: str, what: str, deadline_s: float = START_S):
       until(
@@ -64,11 +64,14 @@ def test_a_run_with_a_kill(tmp_path):
       )
 
     processes.until(
-      lambda: re.search(r'^page: (\S+)$', launcher.output, re.MULTILINE),
-      START_S,
-      'the launcher says where the page is',
+      processes.workdir.config.exists, START_S, 'the run has a folder'
     )
-    url = re.search(r'^page: (\S+)$', launcher.output, re.MULTILINE)[1]
+    page = subprocess.Popen(
+      [sys.executable, '-m', 'diloco.watch', str(processes.workdir.root)],
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    url = re.search(r'http://\S+', page.stdout.readline())[0]
     browser.ask('Page.navigate', url=url)
     seen(f"({ROWS})['learner-1']?.[1] === 'live'", 'learner 1 is live')
     seen(f'{CURVES} >= 4', 'curves are drawn')
@@ -86,6 +89,8 @@ def test_a_run_with_a_kill(tmp_path):
     assert browser.errors == []
     launcher.send(signal.SIGINT)
     assert processes.exit_code(launcher) == 130, processes.tails()
+    page.terminate()
+    page.communicate(timeout=START_S)
     # At the end nothing answers any more, and Chromium says so.
     assert not [each for each in browser.errors if 'net::ERR_' not in each]
     assert {

@@ -10,12 +10,11 @@ import tarfile
 import pytest
 
 from diloco.metrics import figures, status
-from diloco.metrics.recorded_run import NoReport
+from diloco.metrics.recorded_run import FollowedRun, NoReport
 from diloco.metrics.workdir import EVALUATOR
 from diloco.pages.parts import Chart, Prose, Table
 from diloco.watch import run_page
 from diloco.watch.folders import FollowedFolders
-from diloco.watch.followed_run import FollowedRun
 from tests.prediction import recorded
 from tests.watch.test_followed_run import AWAY, UNTIL_S, followed, told
 
@@ -78,7 +77,9 @@ def test_green_says_running_only_while_every_learner_lives(
   workdir, dead, text, tone
 ):
   now_s = going_on(workdir, dead=dead)
-  badge = run_page.badge(followed(workdir), now_s)
+  run = followed(workdir)
+  run.clock_s = lambda: now_s
+  badge = run_page.badge(run)
   assert (badge.text, badge.tone) == (text, tone)
 
 
@@ -257,3 +258,13 @@ def test_every_folder_that_is_neither_is_named(tmp_path):
     page_of(tmp_path / 'a', tmp_path)
   assert 'is no folder' in str(raised.value)
   assert 'holds neither' in str(raised.value)
+
+
+def test_the_texts_of_several_models_are_on_one_page(tmp_path):
+  folders = [tmp_path / name for name in ('a', 'b')]
+  for folder in folders:
+    workdir = recorded.write(folder, UNTIL_S, AWAY)
+    workdir.sample.write_text(f'text of {folder.name}')
+  report = page_of(*folders)
+  assert part(report, 'sample-0').lines == ('text of a',)
+  assert part(report, 'sample-1').lines == ('text of b',)

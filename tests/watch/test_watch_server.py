@@ -15,7 +15,7 @@ import threading
 import pytest
 
 from diloco.metrics import status
-from diloco.monitoring import http_pages, run_metrics
+from diloco.monitoring import monitor
 from diloco.watch import watch_server
 from diloco.watch.watch_server import WatchServer
 from tests.prediction import recorded
@@ -107,9 +107,9 @@ def test_metrics_are_in_the_text_format(server):
 
 
 def test_labels_are_escaped_and_unknown_values_left_out():
-  assert run_metrics.text(None) == ''
+  assert monitor.text(None) == ''
   odd = dataclasses.replace(told(1, 0.0), run='a"b\\c\n', age_steps=None)
-  text = run_metrics.text(odd)
+  text = monitor.text(odd)
   assert 'run="a\\"b\\\\c\\n"' in text
   assert 'diloco_offer_age_steps{' not in text
 
@@ -143,11 +143,11 @@ def test_a_foreign_name_of_this_address_is_refused(server, name, code):
 def test_strangers_that_ask_for_nothing_keep_no_descriptors(
   server, monkeypatch
 ):
-  monkeypatch.setattr(http_pages, 'REQUEST_S', 0.5)
+  monkeypatch.setattr(monitor, 'REQUEST_S', 0.5)
   address = server.server_address
   idle = [
     socket.create_connection(address)
-    for _ in range(http_pages.CONNECTIONS_MAX + 20)
+    for _ in range(monitor.CONNECTIONS_MAX + 20)
   ]
   try:
     for stranger in idle:  # All of them are closed by the server.
@@ -161,7 +161,7 @@ def test_strangers_that_ask_for_nothing_keep_no_descriptors(
 
 
 def test_a_header_that_drips_is_given_up(server, monkeypatch):
-  monkeypatch.setattr(http_pages, 'REQUEST_S', 0.5)
+  monkeypatch.setattr(monitor, 'REQUEST_S', 0.5)
   with socket.create_connection(server.server_address) as stranger:
     stranger.sendall(b'GET / HTTP/1.1\r\nHost: localhost\r\n')
     stranger.settimeout(60.0)
@@ -184,9 +184,9 @@ def test_a_connection_is_closed_after_its_answer(server):
 def test_beyond_loopback_it_refuses_unless_told_otherwise(workdir, host):
   with pytest.raises(ValueError, match=f'--host={host}.*--insecure'):
     WatchServer(workdir.root, host, 0)
-  http_pages.check_host(host, True, '', '')
+  monitor.check_host(host, True, '', '')
   for mine in ('127.0.0.1', '::1', 'localhost'):
-    http_pages.check_host(mine, False, '', '')
+    monitor.check_host(mine, False, '', '')
 
 
 def start(*argv):

@@ -109,7 +109,7 @@ class Follower:
     finally:
       self._up.close(1.0)
       self._down.close(1.0)
-      self._transfer.donations.end()
+      self._transfer.end_donations()
       self._transfer.sessions.close()
       self._connection.close(1.0)
 
@@ -132,7 +132,7 @@ class Follower:
         transfer.sessions.perform(message)
       case host_messages.OfferHeld():
         p = message.fragment
-        self._offer(message, lambda: transfer.codec.encode_held(p))
+        self._offer(message, lambda: transfer.encode_held(p))
       case host_messages.HostTake():
         self._answer(down, message.job, lambda: transfer.take(message))
       case host_messages.HostFetch():
@@ -141,7 +141,7 @@ class Follower:
         end = lambda: transfer.end_fetch(message.taken)  # noqa: E731
         self._answer(down, message.job, end, told=message.taken)
       case host_messages.EndDonations():
-        self._submit(self._up, lambda: transfer.donations.end(message.newcomer))
+        self._submit(self._up, lambda: transfer.end_donations(message.newcomer))
       case _:
         raise TypeError(f'Not for another host: {message!r}.')
 
@@ -206,22 +206,22 @@ class Follower:
     made = self._state.perform(order, given)
     match order:
       case host_messages.TakeSnapshot() if order.session:
-        p, codec = order.fragment, self._transfer.codec
+        p, encode = order.fragment, self._transfer.encode_delta
         reference = self._state.own.reference(p)
-        self._offer(order, lambda: codec.encode_delta(p, made, reference))
+        self._offer(order, lambda: encode(p, made, reference))
       case host_messages.DonateAt():
         self._donate(order, made)
       case host_messages.SaveAt():
         self._saving_step = order.step
 
   def _donate(self, order: host_messages.DonateAt, state):
-    thetas = [each.theta for each in self._state.held]
+    held = list(self._state.held)
     newcomer = order.learner, order.incarnation
 
     def perform() -> Done:
       try:
-        address, parts = self._transfer.donations.offer(
-          newcomer, order.handles, thetas, state.inner_state
+        address, parts = self._transfer.donate(
+          newcomer, order.handles, held, state.inner_state
         )
       finally:
         state.release()

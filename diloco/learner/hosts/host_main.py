@@ -12,7 +12,7 @@ from typing import NoReturn
 import jax
 from absl import logging
 
-from diloco.checkpoint import orbax_files
+from diloco.checkpoint import host_files, orbax_files
 from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.config import flags as config_flags
@@ -41,10 +41,10 @@ from diloco.protocol import host_messages, messages
 from diloco.protocol.incarnation import incarnation_of
 from diloco.protocol.learner import events as learner_events
 from diloco.run.environment import describe
-from diloco.run.event_log import LearnerEventLog
 from diloco.run.exposure import check_group, given_access, group_secret
 from diloco.run.spec import make_run_spec
 from diloco.run.step_profiler import StepProfiler
+from diloco.run.tape_events import LearnerEventLog
 from diloco.transport import sockets
 from diloco.transport.auth import Access
 from diloco.transport.control_client import NotAdmitted
@@ -229,10 +229,7 @@ def _records(
   folder, files = workdir.checkpoints(name), orbax_files.SOLE
   if process_group.hosts > 1:
     folder = workdir.host_checkpoints(name, process_group.index)
-    # Not at the top: it imports Orbax, which others need for a checkpoint only.
-    from diloco.checkpoint import host_files
-
-    files = host_files.HostFiles(process_group.index)
+    files = host_files.HostFiles()
   checkpoint = run_spec.config.checkpoint
   return LearnerRecords(
     folder,

@@ -1,14 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes that each host of a learner moves, as the leading one tells it."""
+"""The bytes that each host of a learner moves, as the leading one tells it.
 
+It offers contributions to the syncer and pulls updates. A donation to a
+newcomer is the donor's copy of Θ in f32, fragment by fragment, and its inner
+optimizer state, both at one of its boundaries. It has a publisher of its own,
+which closes when the newcomer no longer needs it. If the learner has several
+hosts, each offers its part in this way, and each host of the newcomer pulls
+from the donor's host of the same number: its devices hold the same shards if
+both learners are partitioned alike.
+"""
+
+import itertools
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import jax
 import numpy as np
 
-from diloco.learner import peer_bootstrap
-from diloco.learner.device import Device
-from diloco.learner.replica import ArrivedFragment, Replica, ReplicaCodec
+from diloco.checkpoint import arrays as checkpoint_arrays
+from diloco.learner.device import Device, take_boxes
+from diloco.learner.replica import (
+  ArrivedFragment,
+  FragmentReplica,
+  Mismatch,
+  Replica,
+)
+from diloco.numerics import payload
 from diloco.protocol import host_messages, messages
 from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace
@@ -16,7 +34,11 @@ from diloco.run.spec import RunSpec
 from diloco.transport.data_plane import Closed, DataPlane, Publisher
 
 Shares = Sequence[np.ndarray]  # uint8, by shard of the syncer.
+Newcomer = tuple[int, int]  # (learner, incarnation).
 OFFERS_MAX = 8  # Per fragment: offers that the syncer has not released.
+CHUNK_BYTES_MAX = 1 << 26  # Of inner state: bounds what a lost pull costs.
+INNER = 'inner'  # The inner state's codec: its raw bytes.
+NOTHING = messages.Part(0, 0)
 OF_SESSIONS = (
   host_messages.SyncerAt,
   host_messages.ShardMoved,
@@ -38,29 +60,30 @@ class HostTransfer:
     plane: the data plane.
 
   Attributes:
-    codec: gives the bytes of what the host offers.
-    donations: what it gives to newcomers.
+    replica: the host's copy of Θ.
     sessions: what it has on offer to the syncer, and pulls of it.
   """
 
   def __init__(
     self, run_spec: RunSpec, device: Device, replica: Replica, plane: DataPlane
   ):
-    self.codec = ReplicaCodec(run_spec, device, replica)
-    self.donations = peer_bootstrap.Donations(self.codec, plane)
+    self.replica = replica
     self.sessions = HostSessions(plane, run_spec.owners.shards, replica.host)
+    self._device = device
+    self._slices = device.holding
     self._host = replica.host
     self._shards = run_spec.owners.shards
     self._run_spec = run_spec
     self._plane = plane
     self._pace = TransferPace(run_spec.config.protocol.patience)
+    self._donations: dict[Newcomer, Publisher] = {}
     self._arrived: dict[tuple[int, int], ArrivedFragment] = {}
-    # From a donor, until all hosts have theirs; then its inner state, until the
-    # loop takes it.
-    self._fetched: (
-      tuple[host_messages.HostFetch, peer_bootstrap.FetchedState] | None
-    ) = None
-    self._adopted = None
+    # From a donor, until all hosts have theirs: the order, Θ by fragment and
+    # the inner state, which then waits until the loop takes it.
+    self._fetched: tuple[host_messages.HostFetch, Shares, Mapping] | None = None
+    self._adopted: Mapping[str, np.ndarray] | None = None
+
+  # For the loop -------------------------------------------------------------
 
   def take_arrived(self, fragment: int, version: int) -> ArrivedFragment | None:
     """Returns the fragment to apply and forgets older ones.
@@ -73,10 +96,42 @@ class HostTransfer:
         del self._arrived[key]
     return taken
 
-  def take_adopted(self):
+  def take_adopted(self) -> Mapping[str, np.ndarray] | None:
     """Returns the inner state that a donor gave; None if there is none."""
     adopted, self._adopted = self._adopted, None
     return adopted
+
+  # Out ----------------------------------------------------------------------
+
+  def encode_delta(
+    self,
+    fragment: int,
+    theta: Mapping[str, jax.Array],
+    reference: Mapping[str, np.ndarray | jax.Array],
+  ) -> Shares:
+    """Returns the bytes of v = reference − θ; see `OwnProgress.reference`."""
+    offered = self._slices.offered[fragment]
+    own = take_boxes(offered, theta)
+    if isinstance(next(iter(reference.values()), None), jax.Array):
+      held = take_boxes(offered, reference)
+    else:
+      held = self._slices.offered_of(fragment, reference)
+    codec = self._run_spec.up
+    return tuple(
+      payload_parts.encode(
+        {box.name: held[box.name] for box in boxes}, own, boxes, codec
+      )
+      for boxes in self._by_shard(fragment)
+    )
+
+  def encode_held(self, fragment: int) -> Shares:
+    """Returns the bytes of the host's copy of Θ_p, in f32."""
+    _, theta = self.replica.fragment(fragment)
+    held = self._slices.offered_of(fragment, theta)
+    full = self._run_spec.full
+    return tuple(
+      payload.encode(held, boxes, full) for boxes in self._by_shard(fragment)
+    )
 
   def offer(
     self, session: int, fragment: int, handle: int, shares: Shares
@@ -85,6 +140,49 @@ class HostTransfer:
     self.sessions.offer(session, fragment, handle, shares)
     return tuple(map(payload_parts.part_of, shares))
 
+  def donate(
+    self,
+    newcomer: Newcomer,
+    handles: Sequence[int],
+    held: Sequence[FragmentReplica],
+    state,
+  ) -> tuple[str, tuple[messages.Part, ...]]:
+    """Offers a newcomer this host's part of Θ and of the inner state.
+
+    Args:
+      handles: one for each payload, in order; there may be more.
+      held: Θ at the boundary, by fragment.
+      state: a copy of the inner state.
+
+    Returns:
+      Where it is pulled, and its payloads: P fragments, then the inner state.
+    """
+    self.end_donations(newcomer)
+    publisher = self._plane.publisher(f'newcomer {newcomer[0]}')
+    self._donations[newcomer] = publisher
+    full, needed = self._run_spec.full, self._slices.needed
+    fragments = (
+      payload.encode(each.theta, boxes, full)
+      for each, boxes in zip(held, needed, strict=True)
+    )
+    parts = []
+    for data, handle in zip(
+      itertools.chain(fragments, to_chunks(state)), handles
+    ):
+      if data.size:
+        publisher.offer(handle, data)
+      parts.append(payload_parts.part_of(data))
+    return publisher.address, tuple(parts)
+
+  def end_donations(self, newcomer: tuple[int, ...] = ()):
+    """Withdraws what was offered to a newcomer, if anything was, or to all."""
+    for each in [newcomer] if newcomer else list(self._donations):
+      publisher = self._donations.pop(each, None)
+      if publisher is not None:
+        publisher.close()
+
+  # In -----------------------------------------------------------------------
+
   def take(self, order: host_messages.HostTake):
     """Pulls this host's part into its copy and the devices'."""
     first = self._host * self._shards
@@ -92,44 +190,200 @@ class HostTransfer:
     data = self.sessions.fetchers(order.session).pull_each(
       [payload_parts.only(order.payload, i) for i in own], self._pace
     )
-    self._put(
-      self.codec.take_in(
-        order.fragment,
-        order.version,
-        order.full,
-        data,
-        order.crc,
-        order.part_crcs[first : first + self._shards],
-      )
-    )
+    take_in = self.replica.replace if order.full else self.replica.update
+    crcs = order.part_crcs[first : first + self._shards]
+    take_in(order.fragment, order.version, data, order.crc, crcs)
+    self._put(order.fragment)
 
   def fetch(self, order: host_messages.HostFetch):
     """Pulls this host's part of a donor's state without adopting it."""
     self._fetched = None
-    fetched = peer_bootstrap.fetch(
-      [payload_parts.only(each, self._host) for each in order.payloads],
-      order.addresses[self._host],
-      self.codec,
-      len(self._run_spec.layout.fragments),
-      self._run_spec.full.name,
-      self._plane,
-      self._pace,
-    )
-    self._fetched = order, fetched
+    wanted = [payload_parts.only(each, self._host) for each in order.payloads]
+    self._check_donated(wanted)
+    address = order.addresses[self._host]
+    try:
+      fetcher = self._plane.fetcher(address)
+    except ValueError as error:
+      raise Mismatch(f'donor at {address!r}: {error}') from error
+    try:
+      data = [
+        self._pace.pull(fetcher, each) if each.nbytes else payload_parts.NOTHING
+        for each in wanted
+      ]
+    finally:
+      fetcher.close()
+    fragments = len(self._slices.needed)
+    state = from_chunks(data[fragments:], self._device.state_like)
+    if not is_finite(state):
+      raise Mismatch("the donor's inner state is not finite")
+    self._fetched = order, data[:fragments], state
 
   def end_fetch(self, taken: bool):
     """Makes what was fetched this host's copy, or discards it."""
-    found, self._fetched = self._fetched, None
+    fetched, self._fetched = self._fetched, None
     if not taken:
       return
-    order, fetched = found
-    self.codec.adopt(order.versions, fetched.data, order.crcs)
-    for p in range(len(order.versions)):
-      self._put(self.codec.placed(p))
-    self._adopted = fetched.inner_state
+    order, data, state = fetched
+    needed, full = self._slices.needed, self._run_spec.full
+    thetas = [payload.decode(x, boxes, full) for x, boxes in zip(data, needed)]
+    self.replica.adopt(
+      [
+        FragmentReplica(*each)
+        for each in zip(order.versions, thetas, order.crcs, strict=True)
+      ]
+    )
+    for p in range(len(thetas)):
+      self._put(p)
+    self._adopted = state
 
-  def _put(self, arrived: ArrivedFragment):
-    self._arrived[arrived.fragment, arrived.held.version] = arrived
+  def _check_donated(self, payloads: Sequence[messages.Payload]):
+    """Checks, before any byte is pulled, that a donor of this run would offer
+    this.
+    """
+    full = self._run_spec.full
+    expected = [
+      (full.name, payload.payload_bytes(boxes, full))
+      for boxes in self._slices.needed
+    ]
+    state_bytes = bytes_here(self._device.state_like)
+    found = [(each.codec, each.nbytes) for each in payloads]
+    inner = found[len(expected) :]
+    total = sum(nbytes for _, nbytes in inner)
+    sound = (
+      found[: len(expected)] == expected
+      and all(
+        name == INNER and 0 <= nbytes <= CHUNK_BYTES_MAX
+        for name, nbytes in inner
+      )
+      and total == state_bytes
+    )
+    if not sound:
+      raise Mismatch(
+        f'{len(found)} payloads with {total} bytes of inner state are offered; '
+        f'this learner takes {len(expected)} fragments and {state_bytes} bytes'
+      )
+
+  def _put(self, fragment: int):
+    """Puts the host's copy of a fragment on the devices as well."""
+    held = self.replica.held()[fragment]
+    self._arrived[fragment, held.version] = ArrivedFragment(
+      fragment, held, self._device.put_fragment(fragment, held.theta)
+    )
+
+  def _by_shard(self, fragment: int):
+    for shard in range(self._shards):
+      yield self.replica.slice_map.offered(fragment, self._host, shard)
+
+
+def payloads_max(run_spec: RunSpec, state_like) -> int:
+  """Returns how many handles a donation can need, on any host."""
+  chunks = math.ceil(size_bytes(state_like) / CHUNK_BYTES_MAX)
+  return len(run_spec.layout.fragments) + chunks
+
+
+def announced(
+  handles: Sequence[int],
+  codec: str,
+  fragments: int,
+  hosts: Sequence[Sequence[messages.Part]],
+) -> tuple[messages.Payload, ...]:
+  """Returns the payloads that announce all hosts' parts of a donation.
+
+  Args:
+    handles: the handles, the same for each host.
+    codec: codec of Θ.
+    fragments: P.
+    hosts: what each host offers, from host 0 on, as `HostTransfer.donate` says.
+  """
+  rows = itertools.zip_longest(*hosts, fillvalue=NOTHING)
+  return tuple(
+    payload_parts.announced_parts(
+      handle, codec if i < fragments else INNER, row
+    )
+    for i, (handle, row) in enumerate(zip(handles, rows))
+  )
+
+
+# The inner state as bytes for another learner, and back. Bits are copied
+# without conversion.
+
+
+def size_bytes(like) -> int:
+  """Returns the bytes of a whole tree of arrays, or of their shapes."""
+  return sum(
+    math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+    for leaf in jax.tree.leaves(like)
+  )
+
+
+def bytes_here(like) -> int:
+  """Returns how many bytes `to_chunks` gives on this host."""
+  return size_bytes(checkpoint_arrays.expected(like))
+
+
+def to_chunks(state) -> list[np.ndarray]:
+  """Cuts this process's part of all leaves, in order, into uint8 payloads.
+
+  A state of no bytes, such as that of SGD without momentum, gives no chunks.
+  """
+  arrays = checkpoint_arrays.to_host(state, views=True)
+  return _cut(arrays[name] for name in checkpoint_arrays.expected(state))
+
+
+def from_chunks(chunks: Sequence[np.ndarray], like) -> dict[str, np.ndarray]:
+  """Returns the arrays that `to_chunks` cut, by name, for `Device.put_state`.
+
+  Args:
+    like: shapes, dtypes and shardings of the state.
+
+  Raises:
+    ValueError: the number of bytes is wrong.
+  """
+  whole, wanted = _joined(chunks), bytes_here(like)
+  if whole.size != wanted:
+    raise ValueError(
+      f'{whole.size} bytes of inner state, this host has {wanted}'
+    )
+  arrays, start = {}, 0
+  for name, part in checkpoint_arrays.expected(like).items():
+    stop = start + size_bytes(part)
+    arrays[name] = whole[start:stop].view(part.dtype).reshape(part.shape)
+    start = stop
+  return arrays
+
+
+def _cut(arrays: Iterable[np.ndarray]) -> list[np.ndarray]:
+  """Cuts the arrays' bytes into chunks, with one more array in memory at a
+  time.
+  """
+  chunks: list[np.ndarray] = []
+  open_parts: list[np.ndarray] = []
+  room = CHUNK_BYTES_MAX
+  for array in arrays:
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    while data.size:
+      part, data = data[:room], data[room:]
+      open_parts.append(part)
+      room -= part.size
+      if not room:
+        chunks.append(_joined(open_parts))
+        open_parts, room = [], CHUNK_BYTES_MAX
+  if open_parts:
+    chunks.append(_joined(open_parts))
+  return chunks
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+  return np.concatenate([np.empty(0, np.uint8), *parts])
+
+
+def is_finite(state) -> bool:
+  """Returns True if no value of a host's copy is NaN or infinite."""
+  return all(
+    bool(np.isfinite(leaf).all())
+    for leaf in jax.tree.leaves(state)
+    if np.issubdtype(leaf.dtype, np.floating)
+  )
 
 
 class _HostSession:
