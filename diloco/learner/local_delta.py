@@ -2,7 +2,7 @@
 """Tracks a learner's own progress in θ, and takes in an updated Θ_p.
 
 All of this logic is here: the train loop, the other hosts of a learner, the
-replay of a tape and the lab call it.
+replay of an event log and the lab call it.
 """
 
 import copy

@@ -18,7 +18,7 @@ from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.contents import Backend
 from diloco.simulator.engine import Observer, Simulation
-from diloco.simulator.network import USUAL, LinkDeviation, UnequalWires, Wires
+from diloco.simulator.network import USUAL, LinkDeviation, Links, UnequalWires
 from diloco.simulator.simulated_learner import SESSION_BITS, SimulatedLearner
 from diloco.simulator.simulated_syncer import (
   Disk,
@@ -88,7 +88,7 @@ class ClusterOptions:
   loss: float = 0.0
   checkpoint_rounds: int = 1
   checkpoint_steps: int | None = None
-  wires: Wires | None = None
+  wires: UnequalWires | Links | None = None
   speeds: Mapping[int, Callable[[float], float]] | None = None
   tokens_per_step: int = 1024
   shards: int = 1

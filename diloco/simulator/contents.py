@@ -23,7 +23,7 @@ class Carried(messages.Payload):
   """A payload with its bytes, which are passed by reference."""
 
   data: Any = None
-  order: Any = None  # A `simulated_syncer.ShardOrder` to who offers it.
+  order: Any = None  # Returns False once the shard that offers it is dead.
 
 
 class RefusedContribution(Exception):

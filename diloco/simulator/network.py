@@ -7,7 +7,6 @@ import math
 import random
 import types
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 SYNCER = -1  # Among the ids of learners.
 PIECES_MAX = 1000  # Pieces of a state; each is an event.
@@ -40,32 +39,6 @@ class LinkDeviation:
 
 
 USUAL = LinkDeviation()
-
-
-class Wires(Protocol):
-  """Carries bytes; knows what is in transfer."""
-
-  def pieces(self, cargo: Cargo) -> int:
-    """Returns the number of sequential pulls in which it is transferred.
-
-    Large transfers come in pieces, so that others get their turn on the link.
-    """
-
-  def offer_bytes(self, fragment: int) -> int:
-    """Returns the announced size of a learner's offer; at least 1."""
-
-  def arrival_s(
-    self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
-  ) -> float:
-    """Returns when a pull of one piece that begins now is over.
-
-    Args:
-      now_s: never less than at the call before.
-      source: process that has the bytes, a learner id or `SYNCER`.
-      target: process that pulls, a learner id or `SYNCER`.
-      cargo: what is pulled.
-      fragment: its fragment; ignored for STATE.
-    """
 
 
 class UnequalWires:
@@ -109,7 +82,10 @@ class UnequalWires:
     self._full_updates = full_updates
 
   def pieces(self, cargo: Cargo) -> int:
-    """Returns the number of pulls; see `Wires`."""
+    """Returns the number of sequential pulls in which it is transferred.
+
+    Large transfers come in pieces, so that others get their turn on the link.
+    """
     return self.STATE_FRAGMENTS if cargo is Cargo.STATE else 1
 
   def longest_state_s(self) -> float:
@@ -123,26 +99,21 @@ class UnequalWires:
     return self._sizes[fragment] if self._sizes else 1.0
 
   def offer_bytes(self, fragment: int) -> int:
-    """Returns the size of an offer; see `Wires`."""
+    """Returns the announced size of a learner's offer; at least 1."""
     return max(1, round(self.BYTES * self._size(fragment)))
 
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
-    """Returns when a pull is over; see `Wires`."""
-    transfer_s = self.transfer_s(source, target, cargo, fragment)
-    if self.stall_share and self._random.random() < self.stall_share:
-      transfer_s += self._random.uniform(0.0, self.STALL_S)
-    latency_s = 0.0
-    if target == SYNCER:
-      link = self._links.get(source, USUAL)
-      latency_s = self._latency_s + (link.up_s + link.down_s) / 2
-    return now_s + latency_s + min(transfer_s, self.LONGEST_S)
+    """Returns when a pull of one piece that begins now is over.
 
-  def transfer_s(
-    self, source: int, target: int, cargo: Cargo, fragment: int
-  ) -> float:
-    """Returns how long the bytes of a pull take if it does not stall."""
+    Args:
+      now_s: never less than at the call before.
+      source: process that has the bytes, a learner id or `SYNCER`.
+      target: process that pulls, a learner id or `SYNCER`.
+      cargo: what is pulled.
+      fragment: its fragment; ignored for STATE.
+    """
     size = 1.0 if cargo is Cargo.STATE else self._size(fragment)
     transfer_s = self._transfer_s * size
     if cargo is Cargo.FRAGMENT:
@@ -153,7 +124,13 @@ class UnequalWires:
       transfer_s *= self._links.get(target, USUAL).down
     for learner in {source, target} & self.throttled.keys():
       transfer_s *= self.throttled[learner]
-    return transfer_s
+    if self.stall_share and self._random.random() < self.stall_share:
+      transfer_s += self._random.uniform(0.0, self.STALL_S)
+    latency_s = 0.0
+    if target == SYNCER:
+      link = self._links.get(source, USUAL)
+      latency_s = self._latency_s + (link.up_s + link.down_s) / 2
+    return now_s + latency_s + min(transfer_s, self.LONGEST_S)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,13 +258,13 @@ class Links:
     return max(1, math.ceil(network.state_bytes / offer_bytes))
 
   def offer_bytes(self, fragment: int) -> int:
-    """Returns the size of an offer; see `diloco.simulator.network.Wires`."""
+    """Returns the size of an offer; see `UnequalWires`."""
     return max(1, round(self._network.up_bytes[fragment]))
 
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
-    """Returns when a pull is over; see `diloco.simulator.network.Wires`."""
+    """Returns when a pull is over; see `UnequalWires`."""
     if cargo is Cargo.STATE:
       latency_s = 0.0  # Its pieces are requested beforehand.
     else:

@@ -3,9 +3,9 @@
 
 Seeds below `WIDE_FROM` keep their draws for ever, so that `seeds.txt` stays
 valid: equal links, fragments of one size, at most four learners. From there on,
-anything of `Surroundings` may be added, and from `BURDENED_FROM` on, in some, a
-link on which updates take longer than rounds, or many learners and a restart of
-the syncer.
+a scenario is wide: all that has a default may be drawn, and from
+`BURDENED_FROM` on, in some, a link on which updates take longer than rounds, or
+many learners and a restart of the syncer.
 """
 
 import dataclasses
@@ -56,27 +56,19 @@ NEWCOMERS_MAX = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Surroundings:
-  """The additional conditions of a wide scenario; a narrow one has none.
+class Scenario:
+  """All that a seed draws but the lengths of single steps.
 
   Attributes:
-    sizes: sizes of the fragments, relative to the usual one.
+    faults: one whose target is broken already repairs it instead.
+    shards: S, the processes of the syncer.
+    last_shard: the shard repaired last: the others go on without it.
+    sizes: sizes of the fragments, relative to the usual one; (): all equal.
     stall_share: share of the pulls that take far longer.
     partitions: of learners of several hosts, by id.
     finish: faults, in seconds after the run has begun to finish.
     full_updates: time of a full fragment, by that of an update.
   """
-
-  sizes: tuple[float, ...]
-  stall_share: float
-  partitions: Mapping[int, str]
-  finish: tuple[Fault, ...]
-  full_updates: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Scenario:
-  """All that a seed draws but the lengths of single steps."""
 
   seed: int
   config: ProtocolConfig
@@ -84,18 +76,32 @@ class Scenario:
   loss: float
   checkpoint_rounds: int
   checkpoint_steps: int | None
-  # A target that is broken already is repaired instead.
   faults: tuple[Fault, ...]
-  shards: int  # S, the processes of the syncer.
-  last_shard: int  # Repaired last: the others go on without it.
-  wide: Surroundings | None = None
+  shards: int
+  last_shard: int
+  sizes: tuple[float, ...] = ()
+  stall_share: float = 0.0
+  partitions: Mapping[int, str] = dataclasses.field(default_factory=dict)
+  finish: tuple[Fault, ...] = ()
+  full_updates: float = 1.0
+
+  @property
+  def is_wide(self) -> bool:
+    return self.seed >= WIDE_FROM
+
+  def but(self, config: Mapping, timing: Mapping, **fields) -> 'Scenario':
+    """Returns a scenario with other values in these fields."""
+    return dataclasses.replace(
+      self,
+      config=dataclasses.replace(self.config, **config),
+      timing=dataclasses.replace(self.timing, **timing),
+      **fields,
+    )
 
   @property
   def pull_s(self) -> float:
     """Time to pull the largest fragment over the slowest link, healed."""
-    largest = 1.0
-    if self.wide:
-      largest = max(self.wide.sizes) * self.wide.full_updates
+    largest = max(self.sizes, default=1.0) * self.full_updates
     links = [*self.timing.links.values(), USUAL]
     return (
       self.timing.latency_s
@@ -125,19 +131,17 @@ class Scenario:
     step_s = self.longest_step_s + exchange_s
     return 2 * self.bound_s + steps_left * step_s
 
-  def wires(self) -> UnequalWires | None:
-    """Returns the wires of a wide scenario; None: the same for all."""
-    if self.wide is None:
-      return None
+  def wires(self) -> UnequalWires:
+    """Returns the wires that the scenario begins with."""
     timing = self.timing
     return UnequalWires(
       timing.transfer_s,
       timing.latency_s,
       timing.links,
-      self.wide.sizes,
-      self.wide.stall_share,
+      self.sizes,
+      self.stall_share,
       self.seed,
-      self.wide.full_updates,
+      self.full_updates,
     )
 
   @property
@@ -154,9 +158,9 @@ class Scenario:
     steps = self.config.sync_every_steps + self.config.overlap_steps
     cycle_s = steps * self.longest_step_s
     bound_s = 4 * floor_s + 3 * cycle_s + 20 * self.pull_s
-    wires = self.wires()
-    if wires is None:
+    if not self.is_wide:
       return bound_s
+    wires = self.wires()
     return bound_s + wires.LONGEST_S + 2 * wires.longest_state_s()
 
 
@@ -177,24 +181,11 @@ def draw(seed: int) -> Scenario:
     **_draw_late_pulls(seed),
   )
   loss = rng.choice((0.0, 0.0, 0.05, 0.3))
-  checkpoint_rounds = rng.choice((1, 3, 10))
-  checkpoint_steps = rng.choice((None, 3, 10))
-  drawn = _draw_faults(rng, ids)
-  shards, faults, last_shard = _with_shards(seed, drawn)
-  scenario = Scenario(
-    seed,
-    config,
-    timing,
-    loss=loss,
-    checkpoint_rounds=checkpoint_rounds,
-    checkpoint_steps=checkpoint_steps,
-    faults=faults,
-    shards=shards,
-    last_shard=last_shard,
-  )
-  if seed < WIDE_FROM:
-    return scenario
-  scenario = _widened(scenario)
+  checkpoints = rng.choice((1, 3, 10)), rng.choice((None, 3, 10))
+  struck = _with_shards(seed, _draw_faults(rng, ids))
+  scenario = Scenario(seed, config, timing, loss, *checkpoints, *struck)
+  if scenario.is_wide:
+    scenario = _widened(scenario)
   return scenario if seed < BURDENED_FROM else _burdened(scenario)
 
 
@@ -211,8 +202,8 @@ def _draw_late_pulls(seed: int) -> dict[str, float]:
 
 def _with_shards(
   seed: int, faults: tuple[Fault, ...]
-) -> tuple[int, tuple[Fault, ...], int]:
-  """Returns S, the faults including those of shards, and the shard repaired
+) -> tuple[tuple[Fault, ...], int, int]:
+  """Returns the faults including those of shards, S, and the shard repaired
   last.
 
   Drawn separately, so that a scenario of one process is unchanged.
@@ -220,15 +211,18 @@ def _with_shards(
   rng = random.Random(f'shards of {seed}')
   shards = rng.choice(SHARDS)
   if shards == 1:
-    return shards, faults, 0
+    return faults, shards, 0
   others = range(1, shards)
   until_s = faults[-1].at_s
   of_shards = [
     Fault(0, rng.uniform(0.0, until_s), 'kill', shard_name(rng.choice(others)))
     for _ in range(rng.randint(1, 8))
   ]
-  together = sorted([*faults, *of_shards], key=lambda fault: fault.at_s)
-  return shards, tuple(together), rng.choice(others)
+  return _in_order(*faults, *of_shards), shards, rng.choice(others)
+
+
+def _in_order(*faults: Fault) -> tuple[Fault, ...]:
+  return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
 def _draw_config(rng: random.Random) -> ProtocolConfig:
@@ -289,17 +283,27 @@ def _widened(scenario: Scenario) -> Scenario:
     for m in range(ids)
     if rng.random() < of_several_hosts
   }
-  wide = Surroundings(
-    tuple(sizes),
+  return dataclasses.replace(
+    scenario,
+    config=config,
+    sizes=tuple(sizes),
     stall_share=rng.choice((0.0, 0.0, 0.02, 0.1)),
     partitions=partitions,
     finish=finish,
+    timing=_widened_timing(rng, scenario.timing, config, max(sizes)),
+    faults=_widened_faults(rng, scenario.faults, config.learners),
   )
-  timing = _widened_timing(rng, scenario.timing, config, max(sizes))
-  faults = _widened_faults(rng, scenario.faults, config.learners)
-  return dataclasses.replace(
-    scenario, config=config, timing=timing, faults=faults, wide=wide
-  )
+
+
+def _more_steps(
+  rng: random.Random, timing: Timing, ids: int
+) -> dict[int, float]:
+  """Returns the lengths of steps; those of new ids are drawn."""
+  usual_s = min(timing.step_s.values())
+  return {
+    m: timing.step_s.get(m, usual_s * rng.choice((1.0, 1.0, 1.2, 2.0)))
+    for m in range(ids)
+  }
 
 
 def _widened_config(
@@ -329,11 +333,7 @@ def _widened_timing(
 ) -> Timing:
   """Draws links that differ by learner and direction, and can bear the run."""
   ids = range(config.learners + NEWCOMERS_MAX)
-  usual_s = min(timing.step_s.values())
-  step_s = {
-    m: timing.step_s.get(m, usual_s * rng.choice((1.0, 1.0, 1.2, 2.0)))
-    for m in ids
-  }
+  step_s = _more_steps(rng, timing, len(ids))
   links = {}
   if rng.random() < 0.5:
     links = {m: _draw_link(rng) for m in ids if rng.random() < 0.5}
@@ -380,18 +380,10 @@ def _widened_faults(
     if kind == 'cut' and way:
       kind = 'cut_one_way'
     jump_s = rng.choice((-3600.0, -3600.0, -2.0, 3600.0))
-    dealt.append(
-      Fault(
-        0,
-        at_s,
-        kind,
-        target or learner,
-        way=way if kind == 'cut_one_way' else '',
-        notice_s=notice_s,
-        jump_s=jump_s,
-      )
-    )
-  return tuple(sorted(dealt, key=lambda fault: fault.at_s))
+    way = way if kind == 'cut_one_way' else ''
+    hit = 0, at_s, kind, target or learner, 0.0, way, notice_s, jump_s
+    dealt.append(Fault(*hit))
+  return _in_order(*dealt)
 
 
 def _draw_finish(rng: random.Random, shards: int) -> tuple[Fault, ...]:
@@ -435,68 +427,52 @@ def _with_a_slow_link(rng: random.Random, scenario: Scenario) -> Scenario:
   config, timing = scenario.config, scenario.timing
   learners = max(2, config.learners)
   every = max(2, config.sync_every_steps)
-  config = dataclasses.replace(
-    config,
-    learners=learners,
-    quorum=rng.randint(1, learners - 1),
-    sync_every_steps=every,
-    overlap_steps=config.overlap_steps or every - 1,
-    max_staleness_versions=rng.choice((1, 3, 6)),
-    total_steps=10_000,
-  )
+  quorum = rng.randint(1, learners - 1)
+  changes = {
+    'learners': learners,
+    'quorum': quorum,
+    'sync_every_steps': every,
+    'overlap_steps': config.overlap_steps or every - 1,
+    'max_staleness_versions': rng.choice((1, 3, 6)),
+    'total_steps': 10_000,
+  }
   slow = rng.randrange(learners)
   others_s = sorted(timing.step_s[m] for m in range(learners) if m != slow)
   # Rounds come at the pace of the learner that completes the quorum.
-  round_s = config.spacing_steps * others_s[config.quorum - 1]
-  sizes = scenario.wide.sizes
-  usual_s = timing.transfer_s * sum(sizes) / len(sizes)
+  spacing_steps = dataclasses.replace(config, **changes).spacing_steps
+  round_s = spacing_steps * others_s[quorum - 1]
+  usual_s = timing.transfer_s * sum(scenario.sizes) / len(scenario.sizes)
   link = dataclasses.replace(
     timing.links.get(slow, USUAL),
     down=rng.uniform(*TOO_SLOW) * round_s / usual_s,
   )
   calm_s = CALM_ROUNDS * round_s
-  faults = tuple(
-    dataclasses.replace(fault, at_s=calm_s + 2 * fault.at_s)
-    for fault in scenario.faults[:: rng.choice((1, 2, 4))]
-  )
-  return dataclasses.replace(
-    scenario,
-    config=config,
-    timing=dataclasses.replace(timing, links={**timing.links, slow: link}),
-    faults=faults,
-    wide=dataclasses.replace(
-      scenario.wide, finish=(), full_updates=rng.choice((1.0, 4.0, 7.5))
+  return scenario.but(
+    changes,
+    {'links': {**timing.links, slow: link}},
+    faults=tuple(
+      dataclasses.replace(fault, at_s=calm_s + 2 * fault.at_s)
+      for fault in scenario.faults[:: rng.choice((1, 2, 4))]
     ),
+    finish=(),
+    full_updates=rng.choice((1.0, 4.0, 7.5)),
   )
 
 
 def _with_many_learners(rng: random.Random, scenario: Scenario) -> Scenario:
   """Draws many learners, and a restart that loses the last closes' bytes."""
-  timing = scenario.timing
   learners = max(rng.randint(16, 24), scenario.config.learners)
-  usual_s = min(timing.step_s.values())
-  step_s = {
-    m: timing.step_s.get(m, usual_s * rng.choice((1.0, 1.0, 1.2, 2.0)))
-    for m in range(learners + NEWCOMERS_MAX)
-  }
-  config = dataclasses.replace(
-    scenario.config,
-    learners=learners,
-    quorum=rng.choice((1, learners // 2, rng.randint(1, learners), learners)),
-  )
+  step_s = _more_steps(rng, scenario.timing, learners + NEWCOMERS_MAX)
+  quorum = rng.choice((1, learners // 2, rng.randint(1, learners), learners))
   until_s = scenario.faults[-1].at_s
   dies_s = rng.uniform(0.5 * until_s, until_s)
-  restart = [
-    Fault(0, at_s, 'kill', SYNCER_NAME)
-    for at_s in (dies_s, dies_s + rng.choice((0.2, 1.0, 4.0)))
-  ]
-  faults = sorted((*scenario.faults, *restart), key=lambda fault: fault.at_s)
-  return dataclasses.replace(
-    scenario,
-    config=config,
-    timing=dataclasses.replace(timing, step_s=step_s),
+  back_s = dies_s + rng.choice((0.2, 1.0, 4.0))
+  restart = [Fault(0, t, 'kill', SYNCER_NAME) for t in (dies_s, back_s)]
+  return scenario.but(
+    {'learners': learners, 'quorum': quorum},
+    {'step_s': step_s},
     checkpoint_rounds=10,
-    faults=tuple(faults),
+    faults=_in_order(*scenario.faults, *restart),
   )
 
 
@@ -506,18 +482,9 @@ def _with_late_donations(rng: random.Random, scenario: Scenario) -> Scenario:
   A shard dies as its newest version is on the way to the learners, and is back
   before a donor has offered its copy.
   """
-  timing, fragments = scenario.timing, rng.choice((1, 2))
+  fragments = rng.choice((1, 2))
   learners = max(rng.randint(3, 6), scenario.config.learners)
-  config = dataclasses.replace(
-    scenario.config,
-    learners=learners,
-    fragments=fragments,
-    sync_every_steps=2,
-    overlap_steps=1,
-    quorum=1,
-    total_steps=10_000,
-  )
-  step_s, fast = min(timing.step_s.values()), learners - 1
+  step_s, fast = min(scenario.timing.step_s.values()), learners - 1
   faults, at_s = [*scenario.faults[:: rng.choice((1, 4))]], 0.0
   for _ in range(rng.randint(8, 16)):
     at_s += rng.uniform(1.0, 3.0)
@@ -530,26 +497,25 @@ def _with_late_donations(rng: random.Random, scenario: Scenario) -> Scenario:
       Fault(0, dies_s, 'kill', shard_name(1)),
       Fault(0, back_s, 'kill', shard_name(1)),
     ]
-  return dataclasses.replace(
-    scenario,
-    config=config,
-    timing=dataclasses.replace(
-      timing,
-      step_s={
-        m: step_s * (1.0 if m == fast else 4.0)
-        for m in range(learners + NEWCOMERS_MAX)
-      },
-      latency_s=0.01,
-      transfer_s=step_s,
-      links={},
-    ),
-    faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+  config = {
+    'learners': learners,
+    'fragments': fragments,
+    'sync_every_steps': 2,
+    'overlap_steps': 1,
+    'quorum': 1,
+    'total_steps': 10_000,
+  }
+  steps_s = dict.fromkeys(range(learners + NEWCOMERS_MAX), 4.0 * step_s)
+  steps_s[fast] = step_s
+  return scenario.but(
+    config,
+    {'step_s': steps_s, 'latency_s': 0.01, 'transfer_s': step_s, 'links': {}},
+    faults=_in_order(*faults),
     checkpoint_rounds=10,
     shards=max(2, scenario.shards),
     last_shard=1,
-    wide=dataclasses.replace(
-      scenario.wide, sizes=(1.0,) * fragments, finish=()
-    ),
+    sizes=(1.0,) * fragments,
+    finish=(),
   )
 
 

@@ -7,7 +7,6 @@ copied there can be encoded once step n is done.
 """
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,24 +23,6 @@ SESSION_BITS = 12  # In an incarnation; the rest is the process number.
 RISES_MAX = 8  # How often it takes a newer number, as in a run.
 OFFERS_MAX = 8  # Per fragment, not released by the syncer; as in a run.
 OTHER_HANDLES = 1 << 40  # First handle of payloads that are not offers.
-
-
-@dataclasses.dataclass(frozen=True)
-class SimulatedStep:
-  """An inner step that has not been reported."""
-
-  tokens: int
-  position: int  # Of the batch after it.
-  loss: float
-
-
-@dataclasses.dataclass(frozen=True)
-class EncodingJob:
-  """A job of the encoding thread."""
-
-  incarnation: int
-  of_step: int  # Its input is available once this step is done.
-  do: Callable[[], None]
 
 
 class PullQueue:
@@ -156,9 +137,14 @@ class SimulatedLearner:
     self._sessions = 0
     self._rises = RISES_MAX  # Until it is admitted.
     self._unread: list[Callable[[], None]] = []  # While it is stopped.
-    self._jobs: collections.deque[EncodingJob] = collections.deque()
+    # Of the encoding thread: the incarnation, the step after which its input
+    # is available, and the job.
+    self._jobs: collections.deque[tuple[int, int, Callable[[], None]]] = (
+      collections.deque()
+    )
     self._encoding = False  # The first of them is in progress.
-    self._dispatched: SimulatedStep | None = None
+    # Of the step under way: its tokens, the position after it, its loss.
+    self._dispatched: tuple[int, int, float] | None = None
     self._progress = 0  # Schedule argument of the next step.
     self._pulls = PullQueue(self, cluster)
     self._state_wanted: messages.StateAt | None = None
@@ -287,7 +273,7 @@ class SimulatedLearner:
     loss = self.contents.step(self.position, self.stepped_at)
     self.position += 1
     self.tokens += tokens
-    self._dispatched = SimulatedStep(tokens, self.position, loss)
+    self._dispatched = tokens, self.position, loss
     self.handle(learner_events.Boundary(tokens))
     self._progress = self.machine.global_step
 
@@ -299,18 +285,14 @@ class SimulatedLearner:
     if not self._overlaps:
       self._progress = self.machine.global_step
       self._boundary()
-    done = self._dispatched
-    self._cluster.observer.stepped(self, spans, done.tokens)
-    self._save_if_due()
-    self._encode_next()
-    made = done.tokens, done.position, step_s, 0.0, done.loss
-    self.handle(learner_events.Completed(*made))
-
-  def _save_if_due(self):
-    """Saves its own checkpoint at a step's end, if due."""
+    tokens, position, loss = self._dispatched
+    self._cluster.observer.stepped(self, spans, tokens)
     every = self._cluster.options.checkpoint_steps
     if every is not None and self.steps % every == 0:
       self.save()
+    self._encode_next()
+    made = tokens, position, step_s, 0.0, loss
+    self.handle(learner_events.Completed(*made))
 
   def save(self):
     """Saves its own checkpoint."""
@@ -392,21 +374,21 @@ class SimulatedLearner:
     """Queues work; `copied`: its input is copied at this boundary."""
     waits = copied and self._overlaps
     of_step = self.machine.snapshot().step if waits else 0
-    self._jobs.append(EncodingJob(self.incarnation, of_step, do))
+    self._jobs.append((self.incarnation, of_step, do))
     self._encode_next()
 
   def _encode_next(self):
     """Begins the next job, unless it waits for its step."""
-    waits = not self._jobs or self._jobs[0].of_step > self.steps
+    waits = not self._jobs or self._jobs[0][1] > self.steps
     if self._encoding or waits:
       return
-    job = self._jobs.popleft()
+    incarnation, _, do = self._jobs.popleft()
     self._encoding = True
 
     def encoded():
       self._encoding = False
-      if not self.gone and self.incarnation == job.incarnation:
-        job.do()
+      if not self.gone and self.incarnation == incarnation:
+        do()
       self._encode_next()
 
     self._cluster.sim.after(
@@ -508,7 +490,7 @@ class SimulatedLearner:
     def why_not(message) -> str | None:
       up = syncer.alive and not syncer.stopped
       here = up and self._cluster.is_reached(self.id)
-      here = here and message.payload.order.holds
+      here = here and message.payload.order()
       if not here or self._cluster.fails():
         return 'lost on the way'
       if message.version in withdrawn:

@@ -93,7 +93,11 @@ class SimulatedShard:
     assert self.alive, f'shard {self.shard} is dead'
     self.alive = False
     reason = f'shard {self.shard} is away'
-    self._tell(syncer_events.ShardLost(self.fragments, reason))
+    absent = syncer_events.ShardLost(self.fragments, reason)
+    syncer, sim = self._cluster.syncer, self._cluster.sim
+    if self.fragments:
+      latency_s = self._cluster.timing.latency_s
+      sim.after(latency_s, lambda: syncer.deliver(absent))
 
   def start(self):
     """Starts a new process, which resumes from the checkpoint."""
@@ -127,13 +131,6 @@ class SimulatedShard:
       self.held[fragment] = before
     self._last = None
 
-  def _tell(self, event: syncer_events.Event):
-    syncer = self._cluster.syncer
-    if self.fragments:
-      self._cluster.sim.after(
-        self._cluster.timing.latency_s, lambda: syncer.deliver(event)
-      )
-
 
 class ShardReturnedFrom(syncer_events.ShardReturned):
   """A `ShardReturned` with the process that sent it, which the leader talks to
@@ -142,20 +139,6 @@ class ShardReturnedFrom(syncer_events.ShardReturned):
 
   shard: int = 0
   process: int = 0
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardOrder:
-  """An order to a process of a shard; void once that is dead."""
-
-  shard: SimulatedShard | None  # None: the leader itself.
-  process: int
-
-  @property
-  def holds(self) -> bool:
-    return self.shard is None or (
-      self.shard.alive and self.shard.process == self.process
-    )
 
 
 class SimulatedSyncer:
@@ -190,8 +173,8 @@ class SimulatedSyncer:
     # By shard, the process that it talks to.
     self._processes: dict[int, int] = {}
     # The run's version and CRC of each fragment, as far as this process knows.
-    self._known = dict(enumerate(cluster.contents.first_crcs))
-    self._known = {p: (0, crc) for p, crc in self._known.items()}
+    first = enumerate(cluster.contents.first_crcs)
+    self._known = {p: (0, crc) for p, crc in first}
     if disk is None:
       self.contents = cluster.contents.syncer(cluster.contents.first_crcs, None)
       self.machine = Syncer(*run, away)
@@ -200,8 +183,7 @@ class SimulatedSyncer:
       self.machine = Syncer.resume(
         *run, disk.ledger, disk.held, disk.crcs, away
       )
-      known = zip(disk.ledger.versions, disk.crcs)
-      self._known = dict(enumerate(known))
+      self._known = dict(enumerate(zip(disk.ledger.versions, disk.crcs)))
       for p in away:  # For welcomes, until the shard has reported.
         if disk.crcs[p] is not None:
           self.contents.crcs[p] = disk.crcs[p]
@@ -247,10 +229,8 @@ class SimulatedSyncer:
     self, session: tuple[int, int], fragment: int, full: bool, handle: int
   ):
     """Keeps as many offers as a real one does, and withdraws older ones."""
-    most = 1 if full else UPDATES_KEPT
-    key = session, fragment, full
-    new = collections.deque(maxlen=most)
-    self._offered.setdefault(key, new).append(handle)
+    kept = collections.deque(maxlen=1 if full else UPDATES_KEPT)
+    self._offered.setdefault((session, fragment, full), kept).append(handle)
 
   def save(self) -> Disk:
     """Writes ledger and checkpoint; returns the disk."""
@@ -291,10 +271,6 @@ class SimulatedSyncer:
       self._known[p] = version, crc
     return syncer_events.Held(p, version, run_crc, same)
 
-  def _later(self, delay_s: float, event: syncer_events.Event):
-    """Schedules an event for this process, which may die before."""
-    self._cluster.sim.after(delay_s, lambda: self.deliver(event))
-
   def _perform(self, effect: syncer_events.Effect):
     cluster = self._cluster
     match effect:
@@ -304,9 +280,8 @@ class SimulatedSyncer:
         cluster.to_learner(effect.learner, effect.incarnation, effect.message)
       case syncer_events.EndSession():
         session = effect.learner, effect.incarnation
-        ended = [key for key in self._offered if key[0] == session]
-        for key in ended:
-          del self._offered[key]
+        offered = self._offered.items()
+        self._offered = {k: x for k, x in offered if k[0] != session}
         cluster.drop(effect)
       case syncer_events.Pull():
         self._pull(effect)
@@ -369,7 +344,7 @@ class SimulatedSyncer:
     def done():
       if self._cluster.disk_full:
         self._waits_for_disk.append(done)
-      elif order.holds:
+      elif order():
         self.deliver(syncer_events.Merged(effect.round))
 
     self._cluster.sim.after(self._cluster.timing.merge_s, done)
@@ -377,17 +352,19 @@ class SimulatedSyncer:
   def _install(self, p: int, version: int):
     """Sets Θ_p to `version` where it lies; the ledger has it already."""
     self._known[p] = version, self.crcs[p]
-    order = self._order(p)
-    if order.shard is not None and order.holds:
-      order.shard.install(p, version, self.crcs[p])
+    shard = self._cluster.others.get(owner_of(p, self._cluster.shards))
+    if shard is not None and self._order(p)():
+      shard.install(p, version, self.crcs[p])
 
-  def _order(self, fragment: int) -> ShardOrder:
-    """Returns an order to the process that has the fragment, as far as
-    known.
+  def _order(self, fragment: int) -> Callable[[], bool]:
+    """Makes an order to the process that has the fragment, as far as known.
+
+    It returns False, and is void, once that process is dead.
     """
     number = owner_of(fragment, self._cluster.shards)
     shard = self._cluster.others.get(number)
-    return ShardOrder(shard, self._processes.get(number, 0))
+    process = self._processes.get(number, 0)
+    return lambda: shard is None or (shard.alive and shard.process == process)
 
   def _publish(self, effect: syncer_events.Publish):
     """First saves what must not be lost, then tells the others."""
@@ -447,7 +424,7 @@ class SimulatedSyncer:
     order = self._order(p)
 
     def arrive():
-      if not self.alive or not order.holds:
+      if not self.alive or not order():
         return
       here = self._cluster.reaches(*session) and not self._cluster.fails()
       crc = self._cluster.learners[effect.learner].contents.crcs[p]
@@ -460,7 +437,8 @@ class SimulatedSyncer:
           syncer_events.FragmentFailed(p, *session, 'lost on the way')
         )
 
-    self._when_pulled(effect.learner, Cargo.FRAGMENT, p, arrive)
+    sim, pulled = self._cluster.sim, (effect.learner, SYNCER, Cargo.FRAGMENT, p)
+    sim.at(self._cluster.wires.arrival_s(sim.now, *pulled), arrive)
 
   def _pull(self, effect: syncer_events.Pull):
     """Pulls bytes, which arrive even if the offer is withdrawn meanwhile.
@@ -508,12 +486,12 @@ class SimulatedSyncer:
 
     when_it_runs(begin)
 
-  def _ends(self, key: PullKey, order: ShardOrder) -> bool:
+  def _ends(self, key: PullKey, order: Callable[[], bool]) -> bool:
     """Returns True if the machine still waits for a pull that is now over."""
     wanted = key in self._pulling
     self._pulling.discard(key)
     # It is told of a shard's death, and expects nothing more.
-    return wanted and order.holds
+    return wanted and order()
 
   def _take(
     self, effect: syncer_events.Pull, process, key: PullKey, here: bool
@@ -532,12 +510,3 @@ class SimulatedSyncer:
       return
     self._taken[key] = taken
     self.deliver(syncer_events.Pulled(*pull, process.stretch * norm))
-
-  def _when_pulled(
-    self, learner: int, cargo: Cargo, fragment: int, arrive: Callable[[], None]
-  ):
-    cluster = self._cluster
-    wires, now_s = cluster.wires, cluster.sim.now
-    cluster.sim.at(
-      wires.arrival_s(now_s, learner, SYNCER, cargo, fragment), arrive
-    )

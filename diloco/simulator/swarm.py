@@ -6,19 +6,13 @@ event. Then a liveness phase: all heals, and every fragment must advance within
 a bound, so that no process waits for ever.
 """
 
-import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from diloco import faults
 from diloco.faults import Fault, number_of
-from diloco.protocol import messages
-from diloco.protocol.config import ProtocolConfig
-from diloco.protocol.learner import events as learner_events
-from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.invariants import hold
-from diloco.simulator.network import SYNCER, Cargo
 from diloco.simulator.observer import ClusterObserver
 from diloco.simulator.scenario import SYNCER_NAME, THROTTLED, Scenario, draw
 
@@ -26,13 +20,6 @@ from diloco.simulator.scenario import SYNCER_NAME, THROTTLED, Scenario, draw
 TRIPS = AssertionError, AttributeError, LookupError, TypeError, ValueError
 SYMPTOM_CHARS = 200  # For one failure in a list of many.
 END_IN_SIGHT_STEPS = 30  # An end that is further away is not waited for.
-MANY_LEARNERS = 16
-SLOW_UPDATES = 16  # In succession, which take longer than their rounds.
-# What a scenario may have had, as it is counted in the output.
-SLOW_LINK = 'a link slower than rounds'
-SEVERAL_VERSIONS = 'a pull of several versions'
-LOST_FRAGMENT = f'a lost fragment and {MANY_LEARNERS} learners or more'
-WITNESSED = SLOW_LINK, SEVERAL_VERSIONS, LOST_FRAGMENT
 LOOK_S = 1.0  # Interval of the checks of a healed run's progress.
 
 
@@ -114,10 +101,6 @@ class SwarmStage:
     else:
       self._cluster.stop(number_of(target))
 
-  def go_on(self, target: str) -> None:
-    """Not called: the next fault of a stopped process resumes it."""
-    raise AssertionError(target)
-
   def preempt(self, target: str, notice_s: float) -> None:
     """Tells a learner to leave."""
     self._cluster.preempt(number_of(target), notice_s)
@@ -144,8 +127,10 @@ class SwarmStage:
       throttled[number_of(target)] = THROTTLED
 
   def mend(self, target: str) -> None:
-    """Not called, as `go_on`."""
+    """Not called: the next fault of the same target ends this one."""
     raise AssertionError(target)
+
+  go_on = mend
 
   def partition(self, target: str) -> None:
     """Cuts a learner off."""
@@ -170,56 +155,8 @@ class SwarmStage:
 
   def spoil(self, target: str, offers: str) -> None:
     """Makes a learner's offers too long, or unusable."""
-    learner = number_of(target)
-    if offers == 'outliers':
-      self._cluster.spoil(learner, stretch=1000.0)
-    else:
-      self._cluster.spoil(learner, unusable=True)
-
-
-class SwarmObserver(ClusterObserver):
-  """Checks the invariants, and notes what of interest happened.
-
-  Attributes:
-    cluster: the cluster that it observes.
-    witnessed: of `WITNESSED`.
-  """
-
-  def __init__(self, config: ProtocolConfig):
-    super().__init__(config)
-    self.cluster: Cluster | None = None
-    self.witnessed: set[str] = set()
-    # By learner, the newest updates for it: time of the close, time to pull.
-    self._updates: dict[int, collections.deque[tuple[float, float]]] = {}
-
-  def at_learner(self, process, event, effects):
-    super().at_learner(process, event, effects)
-    for effect in effects:
-      match effect:
-        case learner_events.FetchUpdates(updates=(_, _, *_)):
-          self.witnessed.add(SEVERAL_VERSIONS)
-
-  def at_syncer(self, syncer, event, effects):
-    super().at_syncer(syncer, event, effects)
-    for effect in effects:
-      match effect:
-        case syncer_events.Send(message=messages.DonateFragment()):
-          alive = [x for x in self.cluster.learners.values() if not x.gone]
-          if len(alive) >= MANY_LEARNERS:
-            self.witnessed.add(LOST_FRAGMENT)
-        case syncer_events.Publish(fragment=p, recipients=recipients):
-          for learner, _ in recipients:
-            self._note_update(learner, p, syncer.now)
-
-  def _note_update(self, learner: int, p: int, now_s: float):
-    pull_s = self.cluster.wires.transfer_s(SYNCER, learner, Cargo.UPDATE, p)
-    updates = self._updates.setdefault(
-      learner, collections.deque(maxlen=SLOW_UPDATES)
-    )
-    took_s = sum(each_s for _, each_s in updates)
-    if len(updates) == SLOW_UPDATES and took_s > now_s - updates[0][0]:
-      self.witnessed.add(SLOW_LINK)
-    updates.append((now_s, pull_s))
+    stretch = 1000.0 if offers == 'outliers' else 1.0
+    self._cluster.spoil(number_of(target), stretch, offers == 'unusable')
 
 
 class Swarm:
@@ -227,7 +164,7 @@ class Swarm:
 
   def __init__(self, scenario: Scenario):
     self.scenario = scenario
-    self.observer = SwarmObserver(scenario.config)
+    self.observer = ClusterObserver(scenario.config)
     self.cluster = Cluster(
       scenario.config,
       scenario.timing,
@@ -241,11 +178,10 @@ class Swarm:
         shards=scenario.shards,
       ),
     )
-    self.observer.cluster = self.cluster
     self.stage = SwarmStage(self.cluster)
     self._healed = False
-    if scenario.wide is not None:
-      self.cluster.partitions = scenario.wide.partitions
+    self.cluster.partitions = scenario.partitions
+    if scenario.is_wide:
       self.cluster.clocks_s = {}
 
   def run(self):
@@ -253,8 +189,7 @@ class Swarm:
     cluster = self.cluster
     for learner in range(self.scenario.config.learners):
       cluster.start(learner)
-    wide = self.scenario.wide
-    if wide is not None and wide.finish:
+    if self.scenario.finish:
       self.observer.when_finishing = self._break_the_finish
     for fault in self.scenario.faults:
       cluster.run(fault.at_s)
@@ -271,7 +206,7 @@ class Swarm:
   def _break_the_finish(self):
     """Injects faults as the run begins to finish, for the first time."""
     sim = self.cluster.sim
-    for fault in self.scenario.wide.finish:
+    for fault in self.scenario.finish:
       sim.after(fault.at_s, lambda fault=fault: self._apply_late(fault))
 
   def _apply_late(self, fault: Fault):
@@ -290,10 +225,9 @@ class Swarm:
     self._healed = True
     cluster.loss = 0.0
     cluster.timing = dataclasses.replace(cluster.timing, late_share=0.0)
-    if self.scenario.wide is not None:
-      cluster.wires.throttled.clear()
-      cluster.wires.stall_share = 0.0
-      cluster.free_disk()
+    cluster.wires.throttled.clear()
+    cluster.wires.stall_share = 0.0
+    cluster.free_disk()
     cluster.resume_syncer()
     if not cluster.syncer.alive:
       cluster.start_syncer()
@@ -313,14 +247,17 @@ class Swarm:
     cluster = self.cluster
     first = cluster.syncer.machine.snapshot().versions
     # A learner that starts needs all of Θ: the shard goes once all have begun.
-    begun = self._run_until(lambda: self._is_ending() or self._got_on(first))
+    begun = self._run_until(
+      lambda: self._is_ending() or self._got_on(first), self.scenario.bound_s
+    )
     if not begun or self._is_ending():
       return  # A learner that is too late for that is found by the next check.
     last = cluster.others[self.scenario.last_shard]
     cluster.kill_shard(last.shard)
     before = cluster.syncer.machine.snapshot().versions
     got_on = self._run_until(
-      lambda: self._is_ending() or self._got_on(before, last.fragments)
+      lambda: self._is_ending() or self._got_on(before, last.fragments),
+      self.scenario.bound_s,
     )
     hold(got_on, '9: all wait for one shard', self._why() if not got_on else '')
     if not last.alive:
@@ -330,33 +267,28 @@ class Swarm:
     """Returns True near the run's end, which waits for all shards."""
     return self.cluster.syncer.machine.snapshot().last_round is not None
 
-  def _run_until(self, holds: Callable[[], bool]) -> bool:
-    """Runs on; returns True if `holds` did within the scenario's bound."""
+  def _run_until(self, holds: Callable[[], bool], bound_s: float) -> bool:
+    """Runs on until `holds`, the run's end or a bound; returns if it holds."""
     cluster = self.cluster
-    until = cluster.sim.now + self.scenario.bound_s
-    while cluster.sim.now < until and not cluster.ended:
-      if holds():
-        return True
+    until = cluster.sim.now + bound_s
+    while not (found := holds()) and cluster.sim.now < until:
+      if cluster.ended:
+        break
       cluster.run(cluster.sim.now + LOOK_S)
       self._start_again()
-    return cluster.ended is not None or holds()
+    return found
 
   def _check_liveness(self):
-    cluster = self.cluster
-    until = cluster.sim.now + self.scenario.bound_s
+    cluster, bound_s = self.cluster, self.scenario.bound_s
     before = cluster.syncer.machine.snapshot().versions
-    while cluster.sim.now < until and not cluster.ended:
-      cluster.run(cluster.sim.now + LOOK_S)
-      self._start_again()
-      if self._got_on(before):
-        cluster.sim.run(cluster.sim.now + self.scenario.heard_s)
-        self.observer.check_at_rest(cluster)
-        self._run_to_the_end()
-        return
-    if cluster.ended:
+    if self._run_until(lambda: self._got_on(before), bound_s):
+      cluster.sim.run(cluster.sim.now + self.scenario.heard_s)
+      self.observer.check_at_rest(cluster)
+      self._run_to_the_end()
+    elif cluster.ended:
       self._check_end()
-      return
-    hold(False, f'7: no progress in {self.scenario.bound_s:.0f} s', self._why())
+    else:
+      hold(False, f'7: no progress in {bound_s:.0f} s', self._why())
 
   def _start_again(self):
     """Restarts learners, as the launcher would after they were told to
@@ -397,11 +329,9 @@ class Swarm:
     left = scenario.config.total_steps - cluster.syncer.machine.step
     if left > END_IN_SIGHT_STEPS:
       return
-    until = cluster.sim.now + scenario.end_bound_s(max(left, 0))
-    while cluster.sim.now < until and not cluster.ended:
-      cluster.run(cluster.sim.now + LOOK_S)
-      self._start_again()
-    ended = cluster.ended is not None
+    ended = self._run_until(
+      lambda: cluster.ended is not None, scenario.end_bound_s(max(left, 0))
+    )
     hold(ended, '7: the run does not end', '' if ended else self._why())
     self._check_end()
 
@@ -454,22 +384,17 @@ class Survey:
     seeds: number of seeds.
     events: number of events of all machines.
     failures: (seed, what failed).
-    witnessed: number of seeds, by what they had (`WITNESSED`).
   """
 
   seeds: int = 0
   events: int = 0
   failures: tuple[tuple[int, str], ...] = ()
-  witnessed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def plus(self, other: 'Survey') -> 'Survey':
-    witnessed = collections.Counter(self.witnessed)
-    witnessed.update(other.witnessed)
     return Survey(
       self.seeds + other.seeds,
       self.events + other.events,
       self.failures + other.failures,
-      witnessed,
     )
 
 
@@ -484,7 +409,5 @@ def survey(seeds: Iterable[int]) -> Survey:
     except TRIPS as error:
       symptom = f'{type(error).__name__}: {error}'[:SYMPTOM_CHARS]
       failures = ((seed, symptom),)
-    witnessed = dict.fromkeys(swarm.observer.witnessed, 1)
-    one = Survey(1, swarm.observer.events, failures, witnessed)
-    total = total.plus(one)
+    total = total.plus(Survey(1, swarm.observer.events, failures))
   return total
