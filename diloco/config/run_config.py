@@ -140,6 +140,7 @@ def unfold(fields: Mapping) -> dict:
   for section, cls in SECTIONS.items():
     if isinstance(given := fields.get(section), Mapping):
       unfolded[section] = sections.defaults(cls) | dict(given)
+  unfolded.get('checkpoint', {}).pop('keep_best', None)  # Gone since 0.1.0.
   if 'blend_alpha' in unfolded:  # Where it stood once.
     unfolded['protocol']['blend_alpha'] = unfolded.pop('blend_alpha')
   return unfolded

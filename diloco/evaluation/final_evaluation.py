@@ -91,7 +91,7 @@ def evaluated(
     check_is_of_bytes(run_spec.text, f'--task={task}')
     questions = read_questions(task, config.model.vocab, window)
   final = final_parameters(run_spec, workdir)
-  task_score = None
+  score = None
   if task is not None:
     likelihoods = log_likelihoods(
       model,
@@ -101,7 +101,7 @@ def evaluated(
       config.run.eval_batch,
       each('batches of choices'),
     )
-    task_score = task_score(task.name, questions, likelihoods, window)
+    score = task_score(task.name, questions, likelihoods, window)
   heldout = Heldout(run_spec)
   first = run_spec.initial_parameters()
   initial_loss = heldout.loss(first, each('batches, of the first Θ'))
@@ -122,7 +122,7 @@ def evaluated(
     unigram_loss=unigram_loss,
     initial_bits_per_byte=bits(initial_loss),
     final_bits_per_byte=bits(final_loss),
-    task=task_score,
+    task=score,
     bytes_per_token=bytes_per_token,
   )
 

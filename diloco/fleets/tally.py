@@ -74,11 +74,17 @@ class Tally(Observer):
     self.tokens = 0
     self.participants = 0  # Shares of all rounds.
     self.grace_s = 0.0
+    self.events = 0
     self.steps_spans: list[tuple[int, float, float]] = []  # By learner.
     self.bootstraps: list[tuple[int, float, float]] = []
+    # Per round: its number, times of due, quorum and merge.
+    self.round_spans: list[tuple[int, float, float, float]] = []
     self.delays: collections.Counter[int] = collections.Counter()
     # Steps of the copies, by learner and p, then by handle.
     self._copied: dict[tuple[int, int], dict[int, int]] = {}
+    self.merged_marks: list[
+      tuple[float, int, int]
+    ] = []  # Time, learner, round.
     self._timeline_s = timeline_s
     self._work = Work(planned=0)
     self._processes: dict[int, Any] = {}  # The newest that has stepped,
@@ -180,15 +186,17 @@ class Tally(Observer):
     self.count(learner).useful_s = self._work.learners[learner].useful_s
 
   def at_syncer(self, syncer, event, effects):
+    self.events += 1
     for effect in effects:
       match effect:
         case syncer_events.Merge():
-          self._merge(effect)
+          self._merge(syncer.now, effect)
         case syncer_events.Publish():
           for share in effect.shares:
             self._keep(share)
 
   def at_learner(self, process, event, effects):
+    self.events += 1
     step = process.machine.snapshot().step
     for effect in effects:
       match effect:
@@ -211,7 +219,7 @@ class Tally(Observer):
     self._copied[key] = {h: copied[h] for h in copied if h in said.keep}
     return self._copied[key]
 
-  def _merge(self, merge: syncer_events.Merge):
+  def _merge(self, now_s: float, merge: syncer_events.Merge):
     self.rounds += 1
     self.grace_s += merge.grace_s
     self.participants += len(merge.shares)
@@ -220,6 +228,12 @@ class Tally(Observer):
       count.merged += 1
       count.ages.add(share.age_steps)
       count.staleness += merge.version - 1 - share.base_version
+    if now_s <= self._timeline_s:
+      due_s = now_s - merge.quorum_s - merge.grace_s
+      quorum_s = now_s - merge.grace_s
+      self.round_spans.append((merge.round, due_s, quorum_s, now_s))
+      for share in merge.shares:
+        self.merged_marks.append((now_s, share.learner, merge.round))
 
   def _begin(self, process):
     count = self.count(process.id)

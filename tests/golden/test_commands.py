@@ -28,7 +28,7 @@ SCRIPT = re.compile(r'bash (\S+\.sh)')
 FLAG = re.compile(r'(?<!\S)\[?--(\w+)')
 SHOWN = re.compile(r'^  --(?:\[no\])?(\w+)', re.MULTILINE)
 # What commands import, once for all of them.
-HEAVY = ('launch.session', 'diloco.run.spec', 'jax', 'optax')
+HEAVY = ('launch.local', 'diloco.run.spec', 'jax', 'optax')
 
 
 def _unreleased() -> str:
