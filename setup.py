@@ -35,11 +35,7 @@ RUNTIME = [
   'scipy>=1.13',
   'tensorboardX>=2.6',
 ]
-DATA = [
-  'pyarrow>=26',
-  'sentencepiece>=0.2.3',
-  'tokenizers>=0.23',
-]
+DATA = ['pyarrow>=26', 'sentencepiece>=0.2.3', 'tokenizers>=0.23']
 GCS = ['etils[epath-gcs]']  # Paths such as gs://bucket/folder.
 PLOT = ['matplotlib>=3.9']
 WANDB = ['wandb>=0.31']
@@ -96,10 +92,7 @@ setuptools.setup(
     ),
   ],
   # In a checkout they stand beside diloco; installed, they are parts of it.
-  package_dir={
-    'diloco.launch': 'launch',
-    'diloco.experiments': 'experiments',
-  },
+  package_dir={'diloco.launch': 'launch', 'diloco.experiments': 'experiments'},
   package_data={
     'diloco': [
       'numerics/blocks.c',

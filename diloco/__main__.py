@@ -73,7 +73,7 @@ SUCCESSORS = {
   'long-run': ('bench', '--only=long', '--repeats=1'),
 }
 REMOVED = {
-  'netbench': 'was removed after 0.1.0; docs/links.md has what it measured',
+  'netbench': 'was removed after 0.1.0; docs/links.md has what it measured'
 }
 BESIDE = 'launch'  # In a checkout it stands beside diloco, installed in it.
 

@@ -284,11 +284,7 @@ KINDS = {
     ('slow', False),
     (6.0, 12.0),
   ),
-  'join': Kind(
-    'a learner of a new id',
-    (NEWCOMER,),
-    ('join',),
-  ),
+  'join': Kind('a learner of a new id', (NEWCOMER,), ('join',)),
   'leave': Kind(
     f'a learner that leaves for good, with {NOTICE_S:g} s of notice',
     (MEMBER,),
@@ -319,9 +315,7 @@ KINDS = {
     ('spoil', 'outliers'),
   ),
   'unusable': Kind(
-    'offers of values that are not finite',
-    (LEARNER,),
-    ('spoil', 'unusable'),
+    'offers of values that are not finite', (LEARNER,), ('spoil', 'unusable')
   ),
 }
 

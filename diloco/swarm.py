@@ -61,6 +61,8 @@ def main(_) -> int:
     print(line)
   found = f'{len(done.failures)} FAILED' if done.failures else 'no violation'
   took_s = time.monotonic() - began_s
+  for what in swarm.WITNESSED:
+    print(f'{done.witnessed.get(what, 0)} with {what}')
   print(f'{done.seeds} seeds, {done.events} events, {found}, {took_s:.1f} s')
   return 1 if done.failures else 0
 

@@ -57,10 +57,7 @@ def main(arguments) -> int:
       out,
       _SHARDS.value,
       read_documents(
-        files,
-        _DOCUMENTS.value,
-        _TEXT_KEY.value,
-        counter(line.say, 'bytes'),
+        files, _DOCUMENTS.value, _TEXT_KEY.value, counter(line.say, 'bytes')
       ),
       None if name is None else make_tokenizer(name, _END_TOKEN.value),
     )

@@ -122,10 +122,7 @@ def scaled(
 
 def steps_of(number: int) -> dict[str, object]:
   """Changes: so many inner steps, a tenth of them to warm up."""
-  return {
-    'protocol.total_steps': number,
-    'inner.warmup_steps': number // 10,
-  }
+  return {'protocol.total_steps': number, 'inner.warmup_steps': number // 10}
 
 
 def learners(number: int, sequences: int) -> dict[str, object]:

@@ -176,9 +176,7 @@ class JobOptions:
   )
   notice_s: int = option(25, 'Seconds from SIGTERM in which a learner leaves.')
   image: str = option(
-    '',
-    'Container image with this repository as working directory.',
-    CONTAINERS,
+    '', 'Container image with this repository as working directory.', CONTAINERS
   )
   secret: str = option(
     '',

@@ -462,9 +462,7 @@ def define_flags() -> None:
     '2,1.',
   )
   absl_flags.DEFINE_bool(
-    'cpu_devices',
-    False,
-    'Makes the devices of config.mesh out of CPU cores.',
+    'cpu_devices', False, 'Makes the devices of config.mesh out of CPU cores.'
   )
   absl_flags.DEFINE_integer(
     'chips_per_learner',

@@ -200,9 +200,7 @@ def main(argv) -> int:
     return code
   command = [sys.executable, '-m', 'diloco.generate', given.workdir]
   sample = subprocess.run(
-    [*command, f'--length={SAMPLE_TOKENS}'],
-    stdout=subprocess.PIPE,
-    check=False,
+    [*command, f'--length={SAMPLE_TOKENS}'], stdout=subprocess.PIPE, check=False
   )
   if not sample.returncode:
     files.replace(workdir.sample, sample.stdout)

@@ -157,8 +157,7 @@ class Comparison:
 
 
 def timed(
-  call: Callable[[], object],
-  clock: Callable[[], float] = time.perf_counter,
+  call: Callable[[], object], clock: Callable[[], float] = time.perf_counter
 ) -> float:
   """Returns how many seconds a call takes."""
   began_s = clock()

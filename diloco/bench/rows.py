@@ -652,14 +652,10 @@ def growth(
 HOSTS = 'hosts'  # The row that `diloco plan` knows hosts from.
 ROWS = {
   'stall': BenchRow(
-    'stall of a step by syncing, compute as a sleep',
-    measure_stall,
-    120.0,
+    'stall of a step by syncing, compute as a sleep', measure_stall, 120.0
   ),
   'checkpoint': BenchRow(
-    "stall of a learner's step by its own checkpoint",
-    measure_saving,
-    150.0,
+    "stall of a learner's step by its own checkpoint", measure_saving, 150.0
   ),
   'return': BenchRow(
     "stall of a learner's step while the syncer comes back",
@@ -670,9 +666,7 @@ ROWS = {
     'bytes at the sockets, each full sync', measure_bytes, 20.0
   ),
   'decoder': BenchRow(
-    'step of a small decoder, with and without syncing',
-    measure_decoder,
-    40.0,
+    'step of a small decoder, with and without syncing', measure_decoder, 40.0
   ),
   'memory': BenchRow("the syncer's memory, by parameter", measure_memory, 40.0),
   'long': BenchRow(

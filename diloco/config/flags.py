@@ -286,9 +286,7 @@ def _takes_next(name: str, values: flags.FlagValues) -> bool:
 
 
 def with_runs(
-  argv: Sequence[str],
-  values: flags.FlagValues = flags.FLAGS,
-  most: int = 1,
+  argv: Sequence[str], values: flags.FlagValues = flags.FLAGS, most: int = 1
 ) -> list[str]:
   """Returns a command line on which a RUN by itself is --workdir=RUN.
 

@@ -19,12 +19,7 @@ import grain
 import numpy as np
 
 from diloco.data.documents import Mixture
-from diloco.data.text_windows import (
-  Tokens,
-  run_of,
-  shard_windows,
-  stack,
-)
+from diloco.data.text_windows import Tokens, run_of, shard_windows, stack
 
 Dataset = grain.MapDataset  # Element i is the batch at position i.
 RUNS_SHUFFLED = 4  # Runs whose windows are shuffled together.

@@ -87,10 +87,7 @@ metric_list:
     aggregation: mean
     higher_is_better: true
 """
-  return {
-    f'{task.stem}.yaml': settings.encode(),
-    questions: task.read_bytes(),
-  }
+  return {f'{task.stem}.yaml': settings.encode(), questions: task.read_bytes()}
 
 
 def task_name(task: pathlib.Path) -> str:

@@ -211,9 +211,7 @@ def capacities(
 
 
 def running_s(
-  stops: Iterable[Stall],
-  shares: Iterable[tuple[float, float]],
-  until_s: float,
+  stops: Iterable[Stall], shares: Iterable[tuple[float, float]], until_s: float
 ) -> tuple[float, float]:
   """Returns the useful and the whole time in which one group runs until then.
 

@@ -114,9 +114,7 @@ class LabCheckpoints:
   """
 
   def __init__(
-    self,
-    folder: pathlib.Path | None = None,
-    config: RunConfig | None = None,
+    self, folder: pathlib.Path | None = None, config: RunConfig | None = None
   ):
     self.from_step = 0
     self.state: Any = None

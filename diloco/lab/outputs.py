@@ -191,12 +191,7 @@ class Recording(LabObserver):
     self._shown.happened(at_s, process, event, detail)
     _write(
       self._events,
-      {
-        names.TIME: at_s,
-        'process': process,
-        'event': event,
-        'detail': detail,
-      },
+      {names.TIME: at_s, 'process': process, 'event': event, 'detail': detail},
     )
 
   def stepped(self, learner: int, step: int, scalars: Mapping[str, float]):
@@ -255,10 +250,7 @@ class LabRun:
   _KEPT: tuple[str, ...] = ()
 
   def __init__(
-    self,
-    run_spec: RunSpec,
-    observer: LabObserver,
-    checkpoints: LabCheckpoints,
+    self, run_spec: RunSpec, observer: LabObserver, checkpoints: LabCheckpoints
   ):
     self._config = run_spec.config
     self._observer = observer

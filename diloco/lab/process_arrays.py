@@ -100,10 +100,7 @@ class LearnerArrays:
     self._params = params
     self._inner = inner
     self._own = LocalDelta(
-      lab.device,
-      run_spec.config.protocol.blend,
-      dict(enumerate(bases)),
-      params,
+      lab.device, run_spec.config.protocol.blend, dict(enumerate(bases)), params
     )
     self.base_crcs = list(start.crcs)
     self._host = whole_replica(run_spec, bases, start.versions)

@@ -18,12 +18,7 @@ from diloco.lab import failure_schedule
 from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.data_parallel import DataParallel
 from diloco.lab.decoupled import Decoupled
-from diloco.lab.outputs import (
-  LabObserver,
-  Recording,
-  ShownProgress,
-  Trained,
-)
+from diloco.lab.outputs import LabObserver, Recording, ShownProgress, Trained
 from diloco.metrics.workdir import Workdir
 from diloco.run.spec import RunSpec, make_run_spec
 from diloco.sweeps import sweep

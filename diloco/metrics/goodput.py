@@ -246,11 +246,7 @@ class Work:
       if was.state == HERE:
         was = dataclasses.replace(was, state=LOST)
       self.learners[learner] = LearnerWork(
-        learner,
-        was.joined_s,
-        process,
-        done_s=was.useful_s,
-        away_s=was.away_s,
+        learner, was.joined_s, process, done_s=was.useful_s, away_s=was.away_s
       )
       self._marks.pop(learner, None)
       self._kept_steps.pop(learner, None)

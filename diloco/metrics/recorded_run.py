@@ -811,8 +811,7 @@ def read(folder: pathlib.Path) -> RecordedRun:
   def shifted(value, *fields: str):
     known = {name: getattr(value, name) for name in fields}
     return dataclasses.replace(
-      value,
-      **{name: x - begin_s for name, x in known.items() if x is not None},
+      value, **{name: x - begin_s for name, x in known.items() if x is not None}
     )
 
   of_each, pauses = run.lives()

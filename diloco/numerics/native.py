@@ -142,10 +142,7 @@ class Sgd(NamedTuple):
 
 
 def sgd_send(
-  codec: 'BlockCodec',
-  sgd: Sgd,
-  given: Sequence[np.ndarray],
-  data: np.ndarray,
+  codec: 'BlockCodec', sgd: Sgd, given: Sequence[np.ndarray], data: np.ndarray
 ) -> list[np.ndarray] | None:
   """Encodes what SGD makes of Δ, plus residual, into `data`.
 

@@ -22,10 +22,7 @@ def _sgd(**settings):
 
 # Each takes the arguments of `inner.adamw`, and returns a transformation of
 # optax.
-INNER = {
-  'adamw': _adamw,
-  'sgd': _sgd,
-}
+INNER = {'adamw': _adamw, 'sgd': _sgd}
 
 
 @dataclasses.dataclass(frozen=True)

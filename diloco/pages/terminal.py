@@ -126,10 +126,7 @@ def _narrow(column: parts.ShownColumn) -> int:
 
 
 def _print(
-  console: rich.console.Console,
-  text: str,
-  style: str = '',
-  first: str = '',
+  console: rich.console.Console, text: str, style: str = '', first: str = ''
 ) -> None:
   """Prose, broken at blanks; `first` stands before it, above blanks."""
   width = max(20, min(console.width, PROSE_MAX))

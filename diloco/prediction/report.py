@@ -61,10 +61,7 @@ def report(
       'each of which is any of the measured ones, or varies by '
       f'{START_SPREAD:.0%} where only one was measured.',
     ),
-    parts=(
-      _agreement(run, twins),
-      _inputs(speeds, config.run.restart_delay_s),
-    ),
+    parts=(_agreement(run, twins), _inputs(speeds, config.run.restart_delay_s)),
   )
 
 

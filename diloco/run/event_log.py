@@ -238,11 +238,7 @@ class SealedLines:
 
 def line_of(said) -> dict:
   """Returns the event log line of an instance of one of the classes above."""
-  return {
-    'time_s': time.time(),
-    'kind': kind_of(said),
-    **files.plain(said),
-  }
+  return {'time_s': time.time(), 'kind': kind_of(said), **files.plain(said)}
 
 
 def closing_line(effect: syncer_events.Publish, crc: int) -> Publish:
@@ -319,10 +315,7 @@ class LearnerEventLog(SealedLines):
   """
 
   def __init__(
-    self,
-    path: pathlib.Path,
-    process: Callable[[], int],
-    machine: Machine,
+    self, path: pathlib.Path, process: Callable[[], int], machine: Machine
   ):
     super().__init__(path)
     self._ask_process = process

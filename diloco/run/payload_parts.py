@@ -252,10 +252,7 @@ NOTHING = np.empty(0, np.uint8)
 
 
 def why_unfit(
-  found: messages.Payload,
-  fragment: int,
-  codec: Codec,
-  parts: Sequence[int],
+  found: messages.Payload, fragment: int, codec: Codec, parts: Sequence[int]
 ) -> str | None:
   """Returns which codec or sizes the payload should have; None if it has them.
 

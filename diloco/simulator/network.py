@@ -102,6 +102,22 @@ class UnequalWires:
     """Returns the announced size of a learner's offer; at least 1."""
     return max(1, round(self.BYTES * self._size(fragment)))
 
+  def transfer_s(
+    self, source: int, target: int, cargo: Cargo, fragment: int
+  ) -> float:
+    """Returns how long the bytes of a pull take if it does not stall."""
+    size = 1.0 if cargo is Cargo.STATE else self._size(fragment)
+    transfer_s = self._transfer_s * size
+    if cargo is Cargo.FRAGMENT:
+      transfer_s *= self._full_updates
+    if source != SYNCER:
+      transfer_s *= self._links.get(source, USUAL).up
+    if target != SYNCER:
+      transfer_s *= self._links.get(target, USUAL).down
+    for learner in {source, target} & self.throttled.keys():
+      transfer_s *= self.throttled[learner]
+    return transfer_s
+
   def arrival_s(
     self, now_s: float, source: int, target: int, cargo: Cargo, fragment: int
   ) -> float:
@@ -114,16 +130,7 @@ class UnequalWires:
       cargo: what is pulled.
       fragment: its fragment; ignored for STATE.
     """
-    size = 1.0 if cargo is Cargo.STATE else self._size(fragment)
-    transfer_s = self._transfer_s * size
-    if cargo is Cargo.FRAGMENT:
-      transfer_s *= self._full_updates
-    if source != SYNCER:
-      transfer_s *= self._links.get(source, USUAL).up
-    if target != SYNCER:
-      transfer_s *= self._links.get(target, USUAL).down
-    for learner in {source, target} & self.throttled.keys():
-      transfer_s *= self.throttled[learner]
+    transfer_s = self.transfer_s(source, target, cargo, fragment)
     if self.stall_share and self._random.random() < self.stall_share:
       transfer_s += self._random.uniform(0.0, self.STALL_S)
     latency_s = 0.0

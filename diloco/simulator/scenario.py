@@ -320,10 +320,7 @@ def _widened_config(
     every = fragments * rng.choice((1, 2))
     overlap = rng.choice((0, rng.randrange(every), every - 1))
     config = dataclasses.replace(
-      config,
-      fragments=fragments,
-      sync_every_steps=every,
-      overlap_steps=overlap,
+      config, fragments=fragments, sync_every_steps=every, overlap_steps=overlap
     )
   return config
 

@@ -6,13 +6,19 @@ event. Then a liveness phase: all heals, and every fragment must advance within
 a bound, so that no process waits for ever.
 """
 
+import collections
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from diloco import faults
 from diloco.faults import Fault, number_of
+from diloco.protocol import messages
+from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.learner import events as learner_events
+from diloco.protocol.syncer import events as syncer_events
 from diloco.simulator.cluster import Cluster, ClusterOptions
 from diloco.simulator.invariants import hold
+from diloco.simulator.network import SYNCER, Cargo
 from diloco.simulator.observer import ClusterObserver
 from diloco.simulator.scenario import SYNCER_NAME, THROTTLED, Scenario, draw
 
@@ -20,6 +26,13 @@ from diloco.simulator.scenario import SYNCER_NAME, THROTTLED, Scenario, draw
 TRIPS = AssertionError, AttributeError, LookupError, TypeError, ValueError
 SYMPTOM_CHARS = 200  # For one failure in a list of many.
 END_IN_SIGHT_STEPS = 30  # An end that is further away is not waited for.
+MANY_LEARNERS = 16
+SLOW_UPDATES = 16  # In succession, which take longer than their rounds.
+# What a scenario may have had, as it is counted in the output.
+SLOW_LINK = 'a link slower than rounds'
+SEVERAL_VERSIONS = 'a pull of several versions'
+LOST_FRAGMENT = f'a lost fragment and {MANY_LEARNERS} learners or more'
+WITNESSED = SLOW_LINK, SEVERAL_VERSIONS, LOST_FRAGMENT
 LOOK_S = 1.0  # Interval of the checks of a healed run's progress.
 
 
@@ -159,12 +172,57 @@ class SwarmStage:
     self._cluster.spoil(number_of(target), stretch, offers == 'unusable')
 
 
+class SwarmObserver(ClusterObserver):
+  """Checks the invariants, and notes what of interest happened.
+
+  Attributes:
+    cluster: the cluster that it observes.
+    witnessed: of `WITNESSED`.
+  """
+
+  def __init__(self, config: ProtocolConfig):
+    super().__init__(config)
+    self.cluster: Cluster | None = None
+    self.witnessed: set[str] = set()
+    # By learner, the newest updates for it: time of the close, time to pull.
+    self._updates: dict[int, collections.deque[tuple[float, float]]] = {}
+
+  def at_learner(self, process, event, effects):
+    super().at_learner(process, event, effects)
+    for effect in effects:
+      match effect:
+        case learner_events.FetchUpdates(updates=(_, _, *_)):
+          self.witnessed.add(SEVERAL_VERSIONS)
+
+  def at_syncer(self, syncer, event, effects):
+    super().at_syncer(syncer, event, effects)
+    for effect in effects:
+      match effect:
+        case syncer_events.Send(message=messages.DonateFragment()):
+          alive = [x for x in self.cluster.learners.values() if not x.gone]
+          if len(alive) >= MANY_LEARNERS:
+            self.witnessed.add(LOST_FRAGMENT)
+        case syncer_events.Publish(fragment=p, recipients=recipients):
+          for learner, _ in recipients:
+            self._note_update(learner, p, syncer.now)
+
+  def _note_update(self, learner: int, p: int, now_s: float):
+    pull_s = self.cluster.wires.transfer_s(SYNCER, learner, Cargo.UPDATE, p)
+    updates = self._updates.setdefault(
+      learner, collections.deque(maxlen=SLOW_UPDATES)
+    )
+    took_s = sum(each_s for _, each_s in updates)
+    if len(updates) == SLOW_UPDATES and took_s > now_s - updates[0][0]:
+      self.witnessed.add(SLOW_LINK)
+    updates.append((now_s, pull_s))
+
+
 class Swarm:
   """One scenario as it goes."""
 
   def __init__(self, scenario: Scenario):
     self.scenario = scenario
-    self.observer = ClusterObserver(scenario.config)
+    self.observer = SwarmObserver(scenario.config)
     self.cluster = Cluster(
       scenario.config,
       scenario.timing,
@@ -178,6 +236,7 @@ class Swarm:
         shards=scenario.shards,
       ),
     )
+    self.observer.cluster = self.cluster
     self.stage = SwarmStage(self.cluster)
     self._healed = False
     self.cluster.partitions = scenario.partitions
@@ -384,17 +443,22 @@ class Survey:
     seeds: number of seeds.
     events: number of events of all machines.
     failures: (seed, what failed).
+    witnessed: number of seeds, by what they had (`WITNESSED`).
   """
 
   seeds: int = 0
   events: int = 0
   failures: tuple[tuple[int, str], ...] = ()
+  witnessed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def plus(self, other: 'Survey') -> 'Survey':
+    witnessed = collections.Counter(self.witnessed)
+    witnessed.update(other.witnessed)
     return Survey(
       self.seeds + other.seeds,
       self.events + other.events,
       self.failures + other.failures,
+      witnessed,
     )
 
 
@@ -409,5 +473,7 @@ def survey(seeds: Iterable[int]) -> Survey:
     except TRIPS as error:
       symptom = f'{type(error).__name__}: {error}'[:SYMPTOM_CHARS]
       failures = ((seed, symptom),)
-    total = total.plus(Survey(1, swarm.observer.events, failures))
+    witnessed = dict.fromkeys(swarm.observer.witnessed, 1)
+    one = Survey(1, swarm.observer.events, failures, witnessed)
+    total = total.plus(one)
   return total

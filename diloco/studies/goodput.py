@@ -182,10 +182,7 @@ def _as_one(
   )
   steps_s = studies.fleet_of(config, max(config.study.learners)).step_s
   even = statistics.fmean(steps_s) / max(steps_s)
-  return {
-    'goodput': even * useful_s / until_s,
-    'uptime': stepping_s / until_s,
-  }
+  return {'goodput': even * useful_s / until_s, 'uptime': stepping_s / until_s}
 
 
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:

@@ -51,11 +51,7 @@ def read(workdir: Workdir, config: RunConfig) -> SeedResult:
   return SeedResult(
     loss=evaluation.final_loss,
     learners_loss=math.nan,
-    curve=(
-      (0, 0, evaluation.initial_loss),
-      *_points(run, end),
-      end,
-    ),
+    curve=((0, 0, evaluation.initial_loss), *_points(run, end), end),
     rounds=status.rounds,
     participation=found['participation'],
     goodput=found['goodput'],

@@ -21,20 +21,12 @@ from diloco.protocol import messages
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run.event_log import (
-  Started,
-  SyncerEventLog,
-  closing_line,
-  line_of,
-)
+from diloco.run.event_log import Started, SyncerEventLog, closing_line, line_of
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Inbox, Worker
 from diloco.syncer.results import ResultCollector, ResultLost, Results
 from diloco.syncer.shard import Shard
-from diloco.syncer.shard_coordinator import (
-  ShardAnswer,
-  ShardCoordinator,
-)
+from diloco.syncer.shard_coordinator import ShardAnswer, ShardCoordinator
 from diloco.syncer.stats import RunStats
 from diloco.syncer.storage import LedgerWriteFailed, SyncerDisk
 from diloco.transport import auth

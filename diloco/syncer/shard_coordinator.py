@@ -225,10 +225,7 @@ class ShardCoordinator:
   # Shards -------------------------------------------------------------------
 
   def events_of(
-    self,
-    machine: Syncer,
-    session: ControlSession | None,
-    said: ShardAnswer,
+    self, machine: Syncer, session: ControlSession | None, said: ShardAnswer
   ) -> Iterator[events.Event]:
     """Yields the machine's events for a shard's message.
 

@@ -211,9 +211,7 @@ class JaxFetcher:
   ) -> np.ndarray:
     """Returns one buffer, as a read-only view of the array that holds it."""
     spec = jax.ShapeDtypeStruct(
-      (nbytes,),
-      np.uint8,
-      sharding=jax.sharding.SingleDeviceSharding(_cpu()),
+      (nbytes,), np.uint8, sharding=jax.sharding.SingleDeviceSharding(_cpu())
     )
     try:
       [array] = connection.pull(uuid, [spec], timeout=_expiry(SWEEP_S))

@@ -338,10 +338,7 @@ def _known(value: float) -> float | None:
 
 
 def _intervals(
-  recorded: RecordedSweep,
-  of_base: Sequence[Comparison],
-  base: str,
-  suffix: str,
+  recorded: RecordedSweep, of_base: Sequence[Comparison], base: str, suffix: str
 ) -> Iterator[Intervals]:
   rows = [
     (

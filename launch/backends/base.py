@@ -168,10 +168,7 @@ def shell_command(
 
 
 def script(
-  body: str,
-  title: str,
-  values: Mapping[str, Any],
-  functions: Mapping[str, str],
+  body: str, title: str, values: Mapping[str, Any], functions: Mapping[str, str]
 ) -> str:
   """Returns a script of bash.
 

@@ -33,13 +33,7 @@ from launch import preflight, progress
 from launch import program as launch_program
 from launch.chaos import checks, fault_plan, stage
 from launch.chaos.relay import Relay
-from launch.chaos.stage import (
-  Clocks,
-  LiveRun,
-  Overdue,
-  Performance,
-  RealStage,
-)
+from launch.chaos.stage import Clocks, LiveRun, Overdue, Performance, RealStage
 from launch.local import Interrupted, RunFailed, occupy, signals
 from launch.program import SYNCER
 

@@ -478,11 +478,7 @@ def checks(record: Record) -> Iterator[Check]:
   unready = record.course.unready
   yield Check('all are back at the end', [unready] if unready else [])
   yield from common(
-    record.tape,
-    record.tapes,
-    record.ledger,
-    record.events,
-    is_over=False,
+    record.tape, record.tapes, record.ledger, record.events, is_over=False
   )
   yield Check(
     'the others step on',

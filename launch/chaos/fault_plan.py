@@ -97,8 +97,7 @@ def _dealt(
     deck.sort(key=lambda kind: NEWCOMER not in shapes[kind].targets)
     kinds += deck[: many - len(kinds)]
   return sorted(
-    kinds,
-    key=lambda kind: not {NEWCOMER, MEMBER} & set(shapes[kind].targets),
+    kinds, key=lambda kind: not {NEWCOMER, MEMBER} & set(shapes[kind].targets)
   )
 
 

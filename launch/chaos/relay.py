@@ -256,9 +256,7 @@ async def _both(*halves) -> None:
 
 
 async def _carry(
-  reader: asyncio.StreamReader,
-  writer: asyncio.StreamWriter,
-  ways: list[Way],
+  reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ways: list[Way]
 ) -> None:
   """Carries one direction of a connection, in order, to its end."""
   queue: asyncio.Queue = asyncio.Queue(CHUNKS_MAX)

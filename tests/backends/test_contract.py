@@ -7,11 +7,7 @@ import pytest
 
 from launch.backends import BACKENDS
 from launch.backends.base import seeing
-from tests.backends.launch_values import (
-  AWKWARD,
-  a_large_launch,
-  a_launch,
-)
+from tests.backends.launch_values import AWKWARD, a_large_launch, a_launch
 from tests.backends.machines import ADDRESS, MACHINES
 
 pytestmark = pytest.mark.beside

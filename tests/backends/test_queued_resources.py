@@ -45,10 +45,7 @@ class World:
   @property
   def backend(self) -> QueuedResources:
     return QueuedResources(
-      **CLOUD,
-      say=self.said.append,
-      sleep=self._sleep,
-      now_s=lambda: self.now_s,
+      **CLOUD, say=self.said.append, sleep=self._sleep, now_s=lambda: self.now_s
     )
 
   def change(self, change) -> None:

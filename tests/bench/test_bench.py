@@ -95,7 +95,7 @@ def test_the_command_refuses():
   refused = bench('--only=long', '--millions=0')
   assert refused.returncode == 78
   assert refused.stderr.splitlines() == [
-    'error: --millions=0: must be numbers above 0, such as 1,10',
+    'error: --millions=0: must be numbers above 0, such as 1,10'
   ]
 
 

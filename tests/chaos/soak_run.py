@@ -12,11 +12,7 @@ from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
 from launch.chaos import checks as run_checks
 from launch.chaos.checks import Check
-from launch.chaos.stage import (
-  LiveRun,
-  Overdue,
-  participants,
-)
+from launch.chaos.stage import LiveRun, Overdue, participants
 from launch.local import Interrupted, RunFailed
 from launch.program import SYNCER
 from launch.supervisor import ProcessEvent
@@ -103,11 +99,7 @@ class Soak:
     self._kills = 0
     self._ended: str | None = None  # Why before its time.
     self.run = LiveRun(
-      config,
-      arguments,
-      workdir,
-      announce=self._on_event,
-      on_poll=self._look,
+      config, arguments, workdir, announce=self._on_event, on_poll=self._look
     )
 
   def strike_all(self, calm_s: float) -> None:

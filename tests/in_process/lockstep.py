@@ -67,10 +67,7 @@ def toy_gradient(params, tokens):
   factors = np.arange(1.0, LAYERS + 1)
   w = np.tensordot(factors, params['layers/w'], 1)
   error = (x @ w + params['b'] - y) / x.size
-  return {
-    'b': error.sum(0),
-    'layers/w': factors[:, None, None] * (x.T @ error),
-  }
+  return {'b': error.sum(0), 'layers/w': factors[:, None, None] * (x.T @ error)}
 
 
 def toy_config(**protocol) -> ml_collections.ConfigDict:

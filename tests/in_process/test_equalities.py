@@ -137,11 +137,7 @@ def test_all_learners_in_step_are_synchronous_or_streaming_diloco(
 @pytest.mark.parametrize('codec', ['int4', 'bf16'])
 def test_learners_and_syncer_hold_the_same_bytes_of_every_version(codec):
   config = toy_config(
-    learners=2,
-    fragments=2,
-    sync_every_steps=4,
-    overlap_steps=1,
-    quorum=2,
+    learners=2, fragments=2, sync_every_steps=4, overlap_steps=1, quorum=2
   )
   config.outer.update(lr=OUTER_LR, momentum=MOMENTUM, anneal_fraction=0.0)
   config.codec.update(up=codec, down=codec, block_size=8)
@@ -168,11 +164,7 @@ def test_error_feedback_brings_int4_where_f32_goes():
 
   def end(codec):
     config = toy_config(
-      learners=2,
-      fragments=2,
-      sync_every_steps=4,
-      overlap_steps=1,
-      quorum=2,
+      learners=2, fragments=2, sync_every_steps=4, overlap_steps=1, quorum=2
     )
     config.outer.update(lr=OUTER_LR, momentum=0.5, anneal_fraction=0.0)
     config.codec.update(up=codec, down=codec, block_size=8)

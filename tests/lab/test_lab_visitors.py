@@ -32,10 +32,7 @@ def _config(begin=0.0, end=0.5, **lab):
 
 @pytest.mark.parametrize(
   ('begin', 'end', 'events'),
-  [
-    (0.0, 0.5, ['started', 'stopped']),
-    (0.5, 1.0, ['started']),
-  ],
+  [(0.0, 0.5, ['started', 'stopped']), (0.5, 1.0, ['started'])],
 )
 def test_a_visitor_is_there_for_a_half(begin, end, events):
   seen = Events()

@@ -139,12 +139,7 @@ def test_a_pair_of_chips():
 
 @pytest.mark.parametrize(
   ('chip', 'count', 'bounds'),
-  [
-    (V5E, 1, '1,1,1'),
-    (V5E, 4, '2,2,1'),
-    (V6E, 2, '1,2,1'),
-    (None, 2, '1,2,1'),
-  ],
+  [(V5E, 1, '1,1,1'), (V5E, 4, '2,2,1'), (V6E, 2, '1,2,1'), (None, 2, '1,2,1')],
 )
 def test_the_bounds_of_a_process(chip, count, bounds):
   found = dataclasses.replace(TPUS, chip=chip)

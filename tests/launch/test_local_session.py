@@ -181,7 +181,7 @@ def test_a_learner_joins_a_run_that_goes_on_and_leaves_it(tmp_path):
       [
         *(sys.executable, '-m', 'diloco.learner', *flags, '--learner=2'),
         f'--syncer=127.0.0.1:{port}',
-      ],
+      ]
     ) as newcomer:
       until(lambda: merged(2) > 3, DEADLINE_S, 'rounds with the newcomer')
       newcomer.send_signal(signal.SIGTERM)

@@ -17,12 +17,7 @@ from diloco.metrics.workdir import Workdir
 from diloco.syncer import storage
 from experiments import tests_tiny
 from launch.program import Role, program
-from launch.supervisor import (
-  RoleProcesses,
-  Supervisor,
-  after_exit,
-  rotate_log,
-)
+from launch.supervisor import RoleProcesses, Supervisor, after_exit, rotate_log
 from tests.waiting import until
 
 pytestmark = pytest.mark.beside

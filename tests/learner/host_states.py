@@ -111,8 +111,7 @@ def _transfer(run_spec, device: Device, plane):
 
 def _order(payloads, address: str, fragments: int):
   return host_messages.HostFetch(
-    *(1, (address,) * 2, payloads),
-    *((7,) * fragments, (1,) * fragments),
+    *(1, (address,) * 2, payloads), *((7,) * fragments, (1,) * fragments)
   )
 
 

@@ -48,11 +48,7 @@ def test_the_recorded_rate_is_that_of_the_step(tmp_path, monkeypatch):
     assert [rate for _, rate in steps] == [schedule(x) for x, _ in steps]
   assert taken[0][before][0] > 0
   assert taken[1][0][0] == 0
-  lives = {
-    first: taken[0][:before],
-    again: taken[0][before:],
-    other: taken[1],
-  }
+  lives = {first: taken[0][:before], again: taken[0][before:], other: taken[1]}
   for living, steps in lives.items():
     told = _told(run, living)
     assert told == [rate for _, rate in steps][: len(told)]

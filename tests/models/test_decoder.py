@@ -15,13 +15,7 @@ from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import REMATS, DecoderConfig
 
 CONFIG = DecoderConfig(
-  vocab=19,
-  layers=3,
-  d_model=16,
-  heads=4,
-  kv_heads=2,
-  head_dim=6,
-  d_ff=24,
+  vocab=19, layers=3, d_model=16, heads=4, kv_heads=2, head_dim=6, d_ff=24
 )
 # Draws of random numbers are slow to compile, and then soon done.
 _jit = functools.partial(

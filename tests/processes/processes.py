@@ -216,10 +216,7 @@ class Processes:
       )
       if hosts > 1
       else (),
-      environment={
-        'JAX_NUM_CPU_DEVICES': str(devices // hosts),
-        **environment,
-      },
+      environment={'JAX_NUM_CPU_DEVICES': str(devices // hosts), **environment},
     )
 
   def _listens(self, syncer: Running) -> bool:
@@ -241,9 +238,7 @@ class Processes:
   def exit_code(self, running: Running, deadline_s: float = START_S) -> int:
     """Waits until the process has exited."""
     self.until(
-      lambda: running.exit_code is not None,
-      deadline_s,
-      f'{running.name} exits',
+      lambda: running.exit_code is not None, deadline_s, f'{running.name} exits'
     )
     return running.exit_code
 

@@ -38,8 +38,7 @@ BYTES_MIN = 0.48
 
 
 @pytest.mark.parametrize(
-  'data_plane',
-  ['jax_transfer', pytest.param('grpc', marks=pytest.mark.soak)],
+  'data_plane', ['jax_transfer', pytest.param('grpc', marks=pytest.mark.soak)]
 )
 def test_bytes_per_parameter_at_the_sockets(tmp_path, data_plane):
   """Done-when 3: at most 0.56 bytes per parameter, leg and round trip.

@@ -224,9 +224,7 @@ def test_learners_of_one_and_of_four_devices_train_together(tmp_path):
     four.send(signal.SIGSTOP)
     one = processes.learner(1)
     processes.until(
-      lambda: len(processes.tape('ready')) == 2,
-      START_S,
-      'learner 1 is ready',
+      lambda: len(processes.tape('ready')) == 2, START_S, 'learner 1 is ready'
     )
     four.send(signal.SIGCONT)
     codes = [processes.exit_code(each) for each in (syncer, four, one)]

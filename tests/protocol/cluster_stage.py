@@ -69,8 +69,7 @@ class ClusterStage:
       seed,
       observer=self._log,
       options=ClusterOptions(
-        checkpoint_rounds=checkpoint_rounds,
-        checkpoint_steps=checkpoint_steps,
+        checkpoint_rounds=checkpoint_rounds, checkpoint_steps=checkpoint_steps
       ),
     )
     self._reported = 0

@@ -13,11 +13,7 @@ from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import Stage
 from diloco.simulator.contents import FINGERPRINTS, RUN, crc_of
 from tests.protocol import reading
-from tests.protocol.cluster_stage import (  # noqa: F401 - for the tests.
-  DEFAULTS,
-  ClusterStage,
-  config_of,
-)
+from tests.protocol.cluster_stage import DEFAULTS, ClusterStage, config_of  # noqa: F401 - for the tests.
 
 TOKENS_PER_STEP = 100
 KEEPS = (

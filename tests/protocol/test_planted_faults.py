@@ -13,13 +13,7 @@ from diloco.protocol.learner.machine import Learner
 from diloco.protocol.learner.state import Core
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
-from diloco.protocol.syncer import (
-  closing,
-  offers,
-  pulls,
-  recovery,
-  sessions,
-)
+from diloco.protocol.syncer import closing, offers, pulls, recovery, sessions
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import state as syncer_state
 from diloco.protocol.values import replace_unchecked

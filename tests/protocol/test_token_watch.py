@@ -50,8 +50,7 @@ def _records_a_merge_twice(patch):
 
 
 @pytest.mark.parametrize(
-  'plant',
-  [_forgets_what_it_overwrites, _loses_a_merge, _records_a_merge_twice],
+  'plant', [_forgets_what_it_overwrites, _loses_a_merge, _records_a_merge_twice]
 )
 def test_a_planted_fault_is_found(plant, monkeypatch):
   plant(monkeypatch)

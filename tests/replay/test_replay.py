@@ -303,8 +303,6 @@ def test_a_syncer_that_goes_on(synchronous, tmp_path, unwritten):
 def test_a_syncer_with_an_older_outer_state(synchronous, tmp_path):
   """The fragment's next round has another momentum, and another residual."""
   copied = changed(
-    synchronous.workdir,
-    tmp_path,
-    lambda lines: _restarted(lines, 6, behind=1),
+    synchronous.workdir, tmp_path, lambda lines: _restarted(lines, 6, behind=1)
   )
   assert _replay(synchronous, copied).difference.round == 7

@@ -61,8 +61,7 @@ def _greet(time_s, learner, process, step, position):
 
 def _started(time_s, closed_round, versions):
   return taped.line(
-    time_s,
-    event_log.Started(closed_round, versions, (1, 2), versions, (1, 2)),
+    time_s, event_log.Started(closed_round, versions, (1, 2), versions, (1, 2))
   )
 
 

@@ -220,11 +220,7 @@ TABLE = {
   'diloco/learner': LOW | CONFIG | {'absl', 'diloco.run', 'jax', 'numpy'},
   'diloco/learner/__main__.py': LOW
   | CONFIG
-  | {
-    'absl',
-    'diloco.learner',
-    'diloco.run',
-  },
+  | {'absl', 'diloco.learner', 'diloco.run'},
   'diloco/learner/hosts/host_main.py': LOW
   | CONFIG
   | {'absl', 'diloco.config.hardware', 'diloco.learner', 'diloco.run', 'jax'},

@@ -97,9 +97,7 @@ def start_all(processes: Processes, phase: str):
   syncer = processes.syncer(name=f'syncer-{phase}')
   learners = [
     processes.learner(
-      m,
-      name=f'{learner_name(m)}-{phase}',
-      flags=(f'--notice_s={NOTICE_S}',),
+      m, name=f'{learner_name(m)}-{phase}', flags=(f'--notice_s={NOTICE_S}',)
     )
     for m in (0, 1)
   ]

@@ -23,10 +23,7 @@ def _final(folder, **options):
 
 @pytest.mark.parametrize(
   'options',
-  [
-    {'fragments': 2},
-    {'fragments': 2, 'embedding': 'own'},
-  ],
+  [{'fragments': 2}, {'fragments': 2, 'embedding': 'own'}],
   ids=['even', 'own embedding'],
 )
 def test_shards_make_the_parameters_that_one_syncer_makes(tmp_path, options):

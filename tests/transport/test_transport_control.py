@@ -250,8 +250,7 @@ def test_control_leaves_no_thread_and_no_descriptor():
   )
   fds = lambda: len(os.listdir('/proc/self/fd'))  # noqa: E731
   wait_for(
-    lambda: fds() <= before[1] + 2,
-    lambda: f'{fds()} descriptors > {before[1]}',
+    lambda: fds() <= before[1] + 2, lambda: f'{fds()} descriptors > {before[1]}'
   )
   left = lambda: [  # noqa: E731
     t.name for t in threading.enumerate() if t.name.startswith('control')

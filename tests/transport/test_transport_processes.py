@@ -93,9 +93,7 @@ def offered(publisher, handle: int, nbytes: int) -> messages.Payload:
 
 
 def stop_in_the_middle(
-  process: Process,
-  direction: str,
-  begin: Callable[[int], Pull | TheirPull],
+  process: Process, direction: str, begin: Callable[[int], Pull | TheirPull]
 ) -> Pull | TheirPull:
   """Stops the process once some of a big payload has passed, but far from all.
 

@@ -64,11 +64,7 @@ def test_means_and_paired_differences(root):
 
 def test_intervals_are_drawn_below_each_other(root):
   (row,) = part(report(root), 'sweep-differences-0').rows
-  assert row == (
-    'a b (n = 2)',
-    pytest.approx(15.0),
-    pytest.approx(12.7062 * 5),
-  )
+  assert row == ('a b (n = 2)', pytest.approx(15.0), pytest.approx(12.7062 * 5))
 
 
 def test_losses_are_means_over_seeds(root):

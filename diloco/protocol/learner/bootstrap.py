@@ -13,12 +13,7 @@ from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import updates
 from diloco.protocol.learner.offers import min_ahead
-from diloco.protocol.learner.state import (
-  Core,
-  Fragment,
-  LearnerState,
-  View,
-)
+from diloco.protocol.learner.state import Core, Fragment, LearnerState, View
 from diloco.protocol.values import Value, replace_unchecked
 
 # Versions of a fragment that have been announced since the welcome, when a

@@ -67,10 +67,7 @@ def _introduce(state: SyncerState, learner: int):
     return  # Every donor serves another newcomer; a turn will come.
   donor, incarnation = free[0]
   state.change(
-    learner,
-    donor=(donor, incarnation),
-    state_offered=False,
-    seeks_since_s=None,
+    learner, donor=(donor, incarnation), state_offered=False, seeks_since_s=None
   )
   state.record('donor', learner, f'learner {donor} is asked for its state')
   request = messages.Donate(learner, member.incarnation, tuple(state.versions))

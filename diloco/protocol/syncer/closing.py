@@ -8,13 +8,7 @@ collect and pull concurrently; they merge and close in order.
 import itertools
 
 from diloco.protocol import messages, timeouts
-from diloco.protocol.syncer import (
-  collecting,
-  offers,
-  pulls,
-  recovery,
-  sessions,
-)
+from diloco.protocol.syncer import collecting, offers, pulls, recovery, sessions
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.state import Round, Stage, SyncerState
 from diloco.protocol.values import replace_unchecked
