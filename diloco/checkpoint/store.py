@@ -32,6 +32,8 @@ from diloco.checkpoint.orbax_files import UNFINISHED
 
 FORMAT = 1  # Format of the text in Orbax's checkpoint.
 BROKEN = '.broken'
+REMOVALS_MAX = 20  # Of what a failed save has left; the next save does, too.
+REMOVE_AGAIN_S = 0.1
 END_CHARS = 160  # Logged characters of an error's text.
 # What TensorStore may append to the cause, such as [tensorstore_spec='{…}'].
 _ANNOTATION = re.compile(r" \[[\w ]+='(?:[^'\\]|\\.)*'\]")
@@ -202,7 +204,12 @@ class Checkpoints:
       self.failed += 1
       self._say(f'{path} could not be written: {_line(error)}')
       self._opened = None  # It would raise the same error again.
-      shutil.rmtree(path.with_name(path.name + UNFINISHED), ignore_errors=True)
+      unfinished = path.with_name(path.name + UNFINISHED)
+      for _ in range(REMOVALS_MAX):  # Orbax's threads may still write there.
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if not unfinished.exists():
+          break
+        threading.Event().wait(REMOVE_AGAIN_S)
       self._kept = []
     finally:
       host = None  # The last view.
