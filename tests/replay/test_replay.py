@@ -17,7 +17,7 @@ from diloco.replay.replay import (
   Replayed,
   make_plan,
 )
-from diloco.run.event_log import read_tapes
+from diloco.run.event_log import ApplyLogged, read_tapes
 from tests.in_process.in_process import Run
 from tests.replay.taped import changed
 from tests.transport.faulty import Faults
@@ -100,7 +100,7 @@ def test_another_step_of_an_apply_is_found(synchronous, tmp_path):
   version = [
     x.said.version
     for x in read_tapes(copied).learners[1]
-    if type(x.said).__name__ == 'Apply'
+    if isinstance(x.said, ApplyLogged)
   ][2]
   difference = _replay(synchronous, copied).difference
   assert (difference.round, difference.fragment) == (version + 1, 0)
