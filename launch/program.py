@@ -36,7 +36,7 @@ LEARNER_LEAVE_S = 30.0  # Its notice is 25.
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """What all roles of a kind have in common."""
+  """The properties that all roles of a kind have in common."""
 
   module: str
   peer: str = ''  # The flag that says where the syncer is; empty: none.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark is and returns; a table of it and JSON; the machine."""
+"""Benchmarks, their results as a table and as JSON, and the machine."""
 
 import dataclasses
 import datetime

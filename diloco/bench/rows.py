@@ -159,7 +159,7 @@ class SyncerRounds:
 
 
 class Stages:
-  """What hosts do with the largest fragment of a model, as calls."""
+  """The work of hosts on the largest fragment of a model, as calls."""
 
   def __init__(self, run_spec: RunSpec):
     pieces = max(

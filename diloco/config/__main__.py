@@ -121,7 +121,7 @@ def _comments(text: str) -> dict[str, str]:
 
 
 def _choices(found: re.Match) -> str:
-  """What the protocol's comments call 'a key of NAME'."""
+  """Lists the choices that the protocol's comments call 'a key of NAME'."""
   for module in (protocol_config, round_policy):
     if hasattr(module, found[1]):
       return f'one of {", ".join(getattr(module, found[1]))}'

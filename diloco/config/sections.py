@@ -39,7 +39,7 @@ class ConfigError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """What a key's value must hold, beside being of its type."""
+  """A rule for the value of a key, besides its type."""
 
   text: str  # Such as 'must be at least 1'.
   holds: Callable[[object], bool]  # Not of NaN.

@@ -241,7 +241,7 @@ def _write(file, line: Mapping):
 
 
 class LabRun:
-  """What the runs of all systems share: evaluations, and what is saved.
+  """The evaluations and saves that runs of all systems share.
 
   A subclass has `_tally`, `_step` and `_now_s`, and evaluates in `_seen`.
   """

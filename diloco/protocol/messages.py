@@ -157,7 +157,7 @@ class Alive(FromLearner):
 
 
 class OfferTerms(Value):
-  """What is said of a copy of a fragment when it is made, and of its offer.
+  """The facts of a copy of a fragment when it is made, and of its offer.
 
   The learner's effect, its line in the event log and the message all have these
   fields, from here. One that is added is `kw_only`, with a default for lines

@@ -17,7 +17,7 @@ from diloco.protocol.values import Value
 
 
 class Standing(NamedTuple):
-  """What a rule of quorum knows of a round."""
+  """The facts of a round that a rule of quorum knows."""
 
   offers: int  # That it can merge.
   live: int  # Learners that are here to stay.

@@ -51,7 +51,7 @@ _ON = re.compile(r'(?:(\d+)x)?([a-z]\w*-\d+)')
 
 @dataclasses.dataclass(frozen=True)
 class HostSpeeds:
-  """What hosts take for a fragment, in seconds per GB of it in f32.
+  """The time of hosts for a fragment, in seconds per GB of it in f32.
 
   `diloco.bench --only=hosts --write_speeds=FILE` measures them on one thread
   per stage, with int4 and blocks of 128.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What studies share: inputs, the paper's figures, records of runs as tables.
+"""Shared by studies: inputs, the paper's figures, records of runs as tables.
 
 A row of a table is a cell of the study, a record the figures of one run.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What back ends have in common: programs that they run, and command lines.
+"""Shared by back ends: programs that they run, and command lines.
 
 A back end is a subclass of `Backend` in a module of its own, and a line of
 `backends.BACKENDS`. Nothing goes through a shell here: an argument is an

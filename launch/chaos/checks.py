@@ -196,7 +196,7 @@ class Outcome:
 
 
 class _Effects:
-  """What the faults of a run did."""
+  """The effects of the faults of a run."""
 
   def __init__(self, record: Record):
     self._record = record

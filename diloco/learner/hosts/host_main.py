@@ -213,7 +213,7 @@ def _exit_code(left: learner_events.Leave) -> int:
 
 
 class _Process:
-  """What every process of a learner is made of, whether it leads or follows."""
+  """The parts of every process of a learner, whether it leads or follows."""
 
   def __init__(
     self,
