@@ -205,6 +205,7 @@ class FragmentTransfer:
     try:
       found = self._offered(fragment, full, shares, session, handle)
     except Closed as error:
+      self.tell(host_messages.HostRetire(session, (handle,)))
       return messages.NoFragment(fragment, messages.brief(str(error)))
     crc = self._replica.held()[fragment].crc
     return messages.FragmentOffered(fragment, version, found, crc)
