@@ -295,6 +295,7 @@ def test_the_end_table_compares_loss_and_bytes():
     assert rows[name][1:] == ' '.join(each.of(told) for each in columns).split()
   for figure in figures.shown(figures.RUN, figures.END):
     assert f'{figure.label} ' in text and figure.of(run) in text, figure.name
+  assert rows['refused'] == ['refused', '2']  # Not "1 contributions refused".
   for part in (
     '1.900', '2.741', '2.426', '3.500',  # nats and bits, end and bigram
     '0.550 (f32 4, bf16 2)', '66 kB (f32: 480 kB)', '819,200', '75.0%',

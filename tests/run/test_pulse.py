@@ -38,11 +38,12 @@ PROCESSES = """
 import os, runpy, sys
 from diloco.run import command
 
-def pulse(tell):
-  tell(3.0)
-  os._exit(9)  # Else it would begin its work.
-
-command.threads.Pulse = pulse
+run_command = command.run_command
+# Each begins no work.
+command.run_command = lambda main, *rest, **more: run_command(
+  lambda config: 9, *rest, **more
+)
+command.threads.Pulse = lambda tell: tell(3.0)
 sys.argv = ['it', '--workdir=w', '--learner=0', '--syncer=x:1', '--shard=1',
   '--leader=x:1', '--config=experiments/tests_tiny.py', '--undefok=learner,'
   'syncer,shard,leader']

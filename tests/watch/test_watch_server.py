@@ -144,6 +144,7 @@ def test_strangers_that_ask_for_nothing_keep_no_descriptors(
   server, monkeypatch
 ):
   monkeypatch.setattr(monitor, 'REQUEST_S', 0.5)
+  monkeypatch.setattr(monitor._Handler, 'timeout', 600.0)  # Of a read.
   address = server.server_address
   idle = [
     socket.create_connection(address)
