@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import socket
+import symtable
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -71,14 +72,14 @@ def check_access(config: RunConfig) -> None:
 
 
 def check_model(config: RunConfig) -> None:
-  """Looks for the module of a model of the user's own; imports packages only.
+  """Looks for the function of a model of the user's own; imports packages only.
 
   Raises:
-    ConfigError: there is no such module.
+    ConfigError: there is no such module, or it has no such function.
   """
   if config.model.own is None:
     return
-  module, _ = config.model.own
+  module, name = config.model.own
   if os.getcwd() not in sys.path:  # `python -m` has it there.
     sys.path.append(os.getcwd())
   try:
@@ -86,12 +87,28 @@ def check_model(config: RunConfig) -> None:
   except (ImportError, ValueError):
     spec = None
   if spec is None:
-    raise ConfigError(
-      [
-        f'model.kind={config.model.kind!r}: there is no module {module} in '
-        f'{os.getcwd()} or where Python looks'
-      ]
-    )
+    why = f'there is no module {module} in {os.getcwd()} or where Python looks'
+  elif spec.origin and not _may_have(pathlib.Path(spec.origin), name):
+    why = f'{spec.origin} has no function {name}'
+  else:
+    return
+  raise ConfigError([f'model.kind={config.model.kind!r}: {why}'])
+
+
+def _may_have(path: pathlib.Path, name: str) -> bool:
+  """Returns False if a module's source gives it no such name.
+
+  Where that takes more than reading it, its process says so.
+  """
+  try:
+    source = path.read_text()
+    table = symtable.symtable(source, str(path), 'exec')
+  except (OSError, ValueError, SyntaxError):  # Such as of compiled code.
+    return True
+  if re.search(r'import \*|\b(__getattr__|globals|global|exec)\b', source):
+    return True
+  found = {x.get_name() for x in table.get_symbols() if x.is_local()}
+  return name in found
 
 
 def check_devices(

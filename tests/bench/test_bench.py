@@ -5,6 +5,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,7 @@ from diloco.bench.measurement import (
 from diloco.bench.rows import ROWS
 from diloco.config.sections import ConfigError
 from diloco.numerics import codec
+from diloco.sizing import planner
 from launch import program
 
 pytestmark = pytest.mark.beside
@@ -60,6 +62,23 @@ def test_the_command_writes_table_and_json(tmp_path):
   lines = [x for x in page.read_text().splitlines() if x.startswith('|')]
   assert len(lines) == 2 + len(found['figures'])
   assert len({line.count('|') for line in lines}) == 1
+
+
+def test_the_planner_reads_what_is_written_of_hosts():
+  seconds = {'encode': 0.2, 'take in': 0.3}
+  seconds |= {f'round of {rows.FEW}': 1.0, f'round of {rows.MANY}': 4.0}
+  figures = [
+    SimpleNamespace(row=rows.HOSTS, name=name, median=x, others=0.1)
+    for name, x in seconds.items()
+  ]
+  machine = {'cpu': 'a', 'cores_allowed': 2, 'time': '2026', 'commit': ''}
+  written = bench_main.speeds_of(
+    SimpleNamespace(machine=machine, figures=figures)
+  )
+  speeds = planner.HostSpeeds(**json.loads(json.dumps(written)))
+  assert (speeds.encode, speeds.take_in) == (0.2, 0.3)
+  assert speeds.round_of(rows.FEW) == 1.0
+  assert speeds.round_of(rows.MANY) == 4.0
 
 
 @pytest.mark.soak

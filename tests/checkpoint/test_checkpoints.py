@@ -3,6 +3,7 @@
 
 import collections
 import queue
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from diloco.checkpoint import arrays as checkpoint_arrays
+from diloco.checkpoint import store as store_lib
 from diloco.checkpoint.arrays import BrokenRecord
+from diloco.checkpoint.orbax_files import UNFINISHED
 from diloco.checkpoint.store import Checkpoints
 
 SAVE_S = 60.0
@@ -146,6 +149,38 @@ def test_a_save_that_can_not_be_made_is_counted_and_the_next_one_made(
   (tmp_path / 'store').unlink()
   _save(store, 2)
   assert store.restore({'a': np.full(9, 2)}).step == 2
+  store.close(SAVE_S)
+
+
+class Fails:
+  """Files of which each save fails, after some of it was written."""
+
+  def __init__(self, folder, keep_latest):
+    self._folder = folder
+
+  def save(self, step, found, text):
+    (self._folder / f'{step}{UNFINISHED}').mkdir(parents=True)
+    raise OSError('no room')
+
+
+def test_what_a_failed_save_has_left_is_removed_once_nobody_writes_there(
+  tmp_path, said, monkeypatch
+):
+  """Orbax's threads may still make files in it, and a removal then fails."""
+  removals, rmtree = [], shutil.rmtree
+
+  def third(path, ignore_errors):
+    removals.append(path)
+    if len(removals) == 3:
+      rmtree(path, ignore_errors)
+
+  monkeypatch.setattr(shutil, 'rmtree', third)
+  monkeypatch.setattr(store_lib, 'REMOVE_AGAIN_S', 0.0)
+  store = Checkpoints(tmp_path, 2, said.append, Fails)
+  _save(store, 1)
+  assert removals == [tmp_path / f'1{UNFINISHED}'] * 3
+  assert (store.failed, [*tmp_path.iterdir()]) == (1, [])
+  assert store.newest_step is None
   store.close(SAVE_S)
 
 

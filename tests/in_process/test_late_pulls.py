@@ -8,6 +8,7 @@ from absl import logging
 from diloco.config import run_config
 from diloco.learner.replica import Mismatch, VersionGap, whole_replica
 from diloco.learner.transfers import logged_reason
+from diloco.numerics import payload
 from diloco.run.spec import make_run_spec
 from diloco.transport.data_plane import NotOffered, PeerLost
 from experiments import tests_tiny
@@ -33,7 +34,7 @@ def test_what_a_newcomer_is_late_for_is_no_warning(
   assert record.getMessage() == f'donor 1: {kind}: {error}'
 
 
-def test_an_update_to_a_version_that_is_not_here_is_a_gap():
+def test_an_update_needs_its_base_and_gives_the_announced_bytes():
   config = run_config.build(tests_tiny.get_config())
   run_spec = make_run_spec(config, reads_text=False)
   zeros = [
@@ -43,3 +44,11 @@ def test_an_update_to_a_version_that_is_not_here_is_a_gap():
   copy = whole_replica(run_spec, zeros)
   with pytest.raises(VersionGap, match='version 0 is here, the update needs 6'):
     copy.update(0, 7, (), crc=0)
+  # One of the next version is taken if it gives the bytes of the syncer.
+  pieces = run_spec.layout.fragments[0]
+  sent, crc = payload.encode(zeros[0], pieces, run_spec.down), copy.crcs()[0]
+  with pytest.raises(Mismatch, match='CRC'):
+    copy.update(0, 1, (sent,), crc + 1)
+  assert copy.held()[0].version == 0
+  copy.update(0, 1, (sent,), crc)
+  assert copy.held()[0].version == 1

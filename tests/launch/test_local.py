@@ -20,6 +20,7 @@ from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.run.spec import check_text, load_text
 from experiments import quickstart, tests_tiny
+from launch import preflight
 from launch.local import lacks_evaluation, occupy, still_due
 from launch.preflight import free_address
 from launch.program import on_this_machine, program
@@ -77,6 +78,10 @@ REFUSED = (
   ('--config.transport.host=0.0.0.0', "transport.host='0.0.0.0': learners can"),
   ('--config.mesh.fsdp=2', 'mesh.fsdp=2 * mesh.expert=1 * mesh.tensor=1 = 2'),
   ('--config.model.kind=nowhere:make', 'there is no module nowhere'),
+  (
+    '--config.model.kind=experiments.own_model:nope',
+    f"='experiments.own_model:nope': {ROOT}/experiments/own_model.py has no ",
+  ),
   ('--token_file=DIR/none', '--token_file=DIR/none: No such file'),
   ('--token_file=DIR/empty', '--token_file=DIR/empty: is empty'),
   ('--token_file=DIR/shown', '--token_file=DIR/shown: every user'),
@@ -133,6 +138,26 @@ def test_it_is_said_before_a_process_starts(folder, refused, words, line):
   assert line.replace('DIR', str(folder)) in done.err
   assert not (folder / 'run').exists()
   assert not (folder / 'gs:').exists()
+
+
+@pytest.mark.parametrize(
+  'source',
+  [
+    'if True:\n  def make(section):\n    pass',
+    'try:\n  from fast import make\nexcept ImportError:\n  make = None',
+    'from elsewhere import *',
+    'def __getattr__(name):\n  return print',
+    'def later():\n  global make',
+    'no Python at all',
+  ],
+)
+def test_a_function_that_may_be_there_is_left_to_its_process(
+  tmp_path, monkeypatch, source
+):
+  (tmp_path / 'odd_model.py').write_text(source)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  preflight.check_model(changed('model', kind='odd_model:make'))
 
 
 def test_a_text_that_suffices_is_told_by_its_sizes(tmp_path):

@@ -70,17 +70,21 @@ def test_a_terminal_is_used_as_wide_as_it_is(width):
   assert all(len(line) <= width for line in shown(width))
 
 
-@pytest.mark.parametrize('width', [80, 100])
+@pytest.mark.parametrize('width', [80, 84, 88, 92, 96, 100])
 def test_the_headline_of_a_long_run_is_broken_between_its_parts(width):
   long = dataclasses.replace(
     STATUS, run='a-run-of-my-own-text', step=1_234_567, total_steps=9_999_999,
     rounds=411_522, elapsed_s=360_000.0,
   )  # fmt: skip
-  told = shown(width, long, '100:00:00, 999:59:59 left')
+  times = '100:00:00, 999:59:59 left'
+  told = shown(width, long, times)
   head = told[: next(i for i, line in enumerate(told) if '━' in line)]
   assert all(len(line) <= width for line in head)
-  for part in ('step 1,234,567 of 9,999,999', '100:00:00, 999:59:59 left'):
-    assert any(part in line for line in head), head
+  whole = '  '.join(progress.headlines(long, times, progress.WIDE - 1))
+  parts = whole.split('  ')
+  assert 'step 1,234,567 of 9,999,999' in parts
+  for part in parts:
+    assert any(part in line for line in head), (part, head)
 
 
 def test_until_a_learner_is_ready_the_clock_is_that_of_the_start():
@@ -291,6 +295,7 @@ def test_the_end_table_compares_loss_and_bytes():
     assert rows[name][1:] == ' '.join(each.of(told) for each in columns).split()
   for figure in figures.shown(figures.RUN, figures.END):
     assert f'{figure.label} ' in text and figure.of(run) in text, figure.name
+  assert rows['refused'] == ['refused', '2']  # Not "1 contributions refused".
   for part in (
     '1.900', '2.741', '2.426', '3.500',  # nats and bits, end and bigram
     '0.550 (f32 4, bf16 2)', '66 kB (f32: 480 kB)', '819,200', '75.0%',

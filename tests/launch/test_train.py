@@ -63,6 +63,8 @@ def test_each_command_lists_every_flag(tmp_path):
   said = {name: ended.out for name, ended in zip(names, found)}
   assert short.out == said['train']
   assert version_said.out == f'diloco {__version__}\n'
+  # What `long-run` starts took an hour, unasked.
+  assert '\n  --minutes=…  (2.0)\n' in said['bench']
   for name, (module, _) in commands.COMMANDS.items():
     spec = importlib.util.find_spec(module)
     if spec.submodule_search_locations:

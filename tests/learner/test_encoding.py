@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner encodes next to its steps, when its syncer comes back."""
+"""What a learner encodes next to its steps, and what it does not pull."""
 
 import threading
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from diloco.learner.connection import SyncerAddress, SyncerSession
 from diloco.learner.replica import whole_replica
 from diloco.learner.syncer_client import SyncerClient
 from diloco.numerics import payload
+from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.run import payload_parts
 from diloco.run.spec import make_run_spec
@@ -120,3 +121,22 @@ def test_nothing_is_encoded_for_a_syncer_that_is_gone(run_spec):
   encoder.client._session = None
   encoder.finish()
   assert encoder.begun == [1]
+
+
+def test_an_update_whose_base_is_not_here_is_not_pulled(run_spec, monkeypatch):
+  """A link that is too slow has no room for bytes of no use."""
+  encoder, pulled = Encoder(run_spec), []
+  transfer = encoder.client._transfer
+  monkeypatch.setattr(transfer._host, 'take', pulled.append)
+  (nbytes,) = transfer._replica.slice_map.down_bytes(0, run_spec.down)
+  found = messages.Payload(1, run_spec.down.name, nbytes, 0)
+  update = SimpleNamespace(
+    fragment=0, version=7, payload=found, crc=0, part_crcs=()
+  )
+  (failed,) = transfer.pull([update], full=False, session=1)
+  assert 'version 0 is here, the update needs 6' in failed.reason
+  update.version = 1
+  (rebuilt,) = transfer.pull([update], full=False, session=1)
+  assert rebuilt == learner_events.Rebuilt(0, 1, 0)
+  assert [order.version for order in pulled] == [1]
+  encoder.finish()

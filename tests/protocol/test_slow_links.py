@@ -87,5 +87,7 @@ def test_most_of_what_a_learner_on_a_slow_link_trains_is_merged(factor):
   assert merged > 0.5 * trained, (merged, trained, observer.fetched)
   assert max(observer.fetched) in range(2, UPDATES_KEPT + 1), observer.fetched
   observer.check_tokens()
+  kept = cluster.syncer._offered.values()  # Of some 40: the rest is withdrawn.
+  assert max(map(len, kept)) == UPDATES_KEPT
   load = cluster.learners[SLOW].machine.snapshot().link.ratio
   assert 0.8 * factor < load < 1.25 * factor, load

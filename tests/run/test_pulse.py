@@ -34,6 +34,34 @@ def test_an_import_that_holds_the_interpreter_is_told(tmp_path, monkeypatch):
     pulse.close()
 
 
+PROCESSES = """
+import os, runpy, sys
+from diloco.run import command
+
+run_command = command.run_command
+# Each begins no work.
+command.run_command = lambda main, *rest, **more: run_command(
+  lambda config: 9, *rest, **more
+)
+command.threads.Pulse = lambda tell: tell(3.0)
+sys.argv = ['it', '--workdir=w', '--learner=0', '--syncer=x:1', '--shard=1',
+  '--leader=x:1', '--config=experiments/tests_tiny.py', '--undefok=learner,'
+  'syncer,shard,leader']
+for module in ('syncer', 'syncer_shard', 'learner', 'evaluator'):
+  if not (child := os.fork()):
+    runpy.run_module(f'diloco.{module}', run_name='__main__', alter_sys=True)
+  print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_each_process_of_a_run_tells_it_in_its_log():
+  done = subprocess.run(
+    [sys.executable, '-c', PROCESSES], cwd=ROOT, capture_output=True, text=True
+  )
+  assert done.stdout.split() == ['9'] * 4, done.stderr[-2000:]
+  assert done.stderr.count('no thread of this process ran for 3.0 s: it') == 4
+
+
 def test_shared_objects_are_read_through_before_orbax_is_imported():
   """In a process of its own, since this one may have imported it."""
   program = """

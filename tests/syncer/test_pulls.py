@@ -10,12 +10,13 @@ import pytest
 
 from diloco.config import run_config
 from diloco.numerics import payload
-from diloco.protocol import messages
+from diloco.protocol import messages, shard_messages
 from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace, announced
 from diloco.run.spec import make_run_spec
+from diloco.syncer.outer_state import OuterStep
 from diloco.syncer.shard import Shard
 from diloco.syncer.shard_coordinator import ShardAnswer, ShardCoordinator
 from diloco.transport.data_plane import NotOffered, TimedOut
@@ -198,14 +199,22 @@ def test_a_lost_fragment_is_taken_if_its_bytes_are_the_runs(syncer, wrong):
 def test_the_newest_updates_and_one_full_fragment_stay_on_offer(syncer):
   """For slow links, which fetch several updates at one go; not without end."""
   (ends,) = syncer.shard._ends.values()
-  data, full = np.zeros(8, np.uint8), 100
+  update, full = np.zeros(8, np.uint8), 100
+  _, whole, _ = syncer.shard.model.fragment(0)
+
+  def offer(handle: int, merge: int):
+    to = shard_messages.Recipient(LEARNER, INCARNATION, handle)
+    syncer.shard.perform(shard_messages.OfferPart(handle, merge, 0, (to,)))
+
   for handle in range(1, UPDATES_KEPT + 3):
-    ends.offer(UPDATES_KEPT, 0, handle, [data])
-    ends.offer(1, 0, full + handle, [data])
+    syncer.shard._outcomes[handle] = OuterStep(None, update, ())
+    offer(handle, merge=handle)
+    offer(full + handle, merge=0)
   ends.retire(5)  # It was fetched.
   fetcher = MemoryPlane(syncer.plane._network).fetcher(ends.addresses[0])
   found = []
   for handle in (*range(1, 20), *range(full, full + 20)):
+    data = update if handle < full else whole
     with contextlib.suppress(NotOffered):
       fetcher.pull(announced(handle, 'int4', [data]), WAIT_S)
       found.append(handle)

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from diloco.pages import page as page_lib
+from diloco.watch.folders import FollowedFolders
 from tests.processes.processes import ENDLESS, REPOSITORY, START_S, Processes
 from tests.waiting import until
 from tests.watch.chromium import WHY_NOT, Chromium
@@ -29,10 +31,19 @@ SAID = "document.getElementById('timeline-said').innerText"
 CURVES = "document.querySelectorAll('svg .curve').length"
 DEATHS = "document.querySelectorAll('svg .death').length"
 WIDER = 'document.documentElement.scrollWidth - innerWidth'
+CELLS = "document.querySelectorAll('#part-table-sweep td').length"
+# Charts and tables beyond the window, but for what scrolls; labels of a chart
+# beyond it.
+CUT = """[...document.querySelectorAll('svg, table, svg text')].filter((x) => {
+  const box = x.closest('.scroll'),
+    right = x.ownerSVGElement?.getBoundingClientRect().right ?? innerWidth;
+  return box ? box.scrollWidth < x.offsetWidth
+    : x.getBoundingClientRect().right > right + 1; }).map((x) => x.outerHTML)"""
 PAPER = 'getComputedStyle(document.body).backgroundColor'
 PIXELS = """(() => { const c = document.getElementById('timeline');
   const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
   return new Set(new Uint32Array(d.buffer)).size; })()"""
+SWEEP = pathlib.Path(__file__).parent / 'tiny_sweep'
 SIZES = [(width, dark) for width in (480, 1400) for dark in (False, True)]
 
 
@@ -124,6 +135,16 @@ def test_a_run_of_the_lab(tmp_path):
     assert re.search(r'global step\s+60\s+of 60', tiles)
     assert re.search(r'participation\s+100.0%', tiles)
     assert re.search(r'goodput\s+\d', tiles)
+    # And of a sweep: its table and its charts were once cut at 1,400 pixels.
+    sweep = tmp_path / 'sweep.html'
+    sweep.write_text(page_lib.render(FollowedFolders([SWEEP]).page()))
+    browser.ask('Page.navigate', url=sweep.as_uri())
+    until(lambda: browser.of(CELLS), START_S, 'the sweep is drawn')
+    for width, dark in SIZES:
+      browser.show(width, dark)
+      assert browser.of(WIDER) <= 0, f'wider than {width} pixels'
+      assert browser.of(CUT) == []
+    assert browser.errors == []
 
 
 def played(

@@ -144,6 +144,7 @@ def test_strangers_that_ask_for_nothing_keep_no_descriptors(
   server, monkeypatch
 ):
   monkeypatch.setattr(monitor, 'REQUEST_S', 0.5)
+  monkeypatch.setattr(monitor._Handler, 'timeout', 600.0)  # Of a read.
   address = server.server_address
   idle = [
     socket.create_connection(address)
@@ -158,6 +159,23 @@ def test_strangers_that_ask_for_nothing_keep_no_descriptors(
     for stranger in idle:
       stranger.close()
   assert ask(server, '/status')[0].status == 200
+
+
+def test_more_strangers_than_are_served_at_a_time_are_sent_away(
+  server, monkeypatch
+):
+  monkeypatch.setattr(monitor, 'CONNECTIONS_MAX', 3)
+  monkeypatch.setattr(monitor, 'REQUEST_S', 600.0)  # Nobody's time is over.
+  idle = [socket.create_connection(server.server_address) for _ in range(5)]
+  try:
+    for stranger in idle[3:]:
+      stranger.settimeout(60.0)
+      with contextlib.suppress(ConnectionError):
+        assert stranger.recv(1) == b''
+    assert len(server._deadlines) == 3
+  finally:
+    for stranger in idle:
+      stranger.close()
 
 
 def test_a_header_that_drips_is_given_up(server, monkeypatch):
