@@ -21,7 +21,7 @@ GROUPS = {
   'Train': {
     'train': ('launch.train', 'trains on a text of yours on this machine'),
     'local': ('launch.local', 'makes the run of a configuration here'),
-    'launch': ('launch.main', 'starts a run on TPU VMs, on GKE or under Slurm'),
+    'launch': ('launch.main', 'starts a run in a cloud or a cluster'),
     'lab': ('diloco.lab', 'trains many learners in one process'),
     'config': ('diloco.config', 'lists all keys of a configuration'),
   },

@@ -30,12 +30,7 @@ from diloco.metrics import names, status
 from diloco.metrics.jsonl import CorruptLine, Tail, from_the_end
 from diloco.metrics.recorded_run import FollowedRun
 from diloco.metrics.workdir import EVALUATOR, Workdir
-from diloco.metrics.writer import (
-  JsonlWriter,
-  MultiWriter,
-  TensorBoardWriter,
-  Writer,
-)
+from diloco.metrics.writer import Writer, process_writer
 from diloco.monitoring import monitor_flags
 from diloco.numerics import fragments
 from diloco.run.command import run_command
@@ -185,15 +180,7 @@ def main(config) -> int:
   with config_flags.refusing():
     monitor = monitor_flags.begin(config.name, EVALUATOR)
     run_spec = make_run_spec(config)
-  writer = MultiWriter(
-    [
-      JsonlWriter(workdir.metrics(EVALUATOR)),
-      TensorBoardWriter(
-        workdir.tensorboard(EVALUATOR), run_config.flat(config)
-      ),
-      monitor,
-    ]
-  )
+  writer = process_writer(workdir, EVALUATOR, run_config.flat(config), monitor)
   try:
     ContinuousEvaluator(run_spec, workdir, writer).run()
   finally:

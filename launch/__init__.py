@@ -6,7 +6,7 @@ elsewhere too.
 
   main         the command: start, add, remove, watch
   job          a launch elsewhere as a value, and the flags that ask for it
-  backends     TPU VMs, GKE, Slurm: one class each
+  backends     where that is: one class each
   program      the roles of a run, and its processes here
   local        the command for one machine, and one run of it
   train        the same on a text of one's own

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a run on TPU VMs, on GKE or under Slurm.
+"""Starts a run on other machines, in a cloud or a cluster.
 
   python -m launch.main --config=experiments/NAME.py --workdir=DIR \\
-    --to={queued_resources,gke,slurm} [--dry_run] …
+    --to=BACKEND [--dry_run] …
   python -m launch.main add-learner --learner=3 …the same flags…
   python -m launch.main remove-learner --learner=3 …the same flags…
 
@@ -66,7 +66,8 @@ def define_flags() -> None:
   flags.define_flags()
   flags.define_access_flags()
   flags.define_log_flags()
-  absl_flags.DEFINE_enum('to', None, BACKENDS, 'Where the run is started.')
+  where = (f'{n}: {b.__doc__.splitlines()[0]}' for n, b in BACKENDS.items())
+  absl_flags.DEFINE_enum('to', None, BACKENDS, ' '.join(where))
   absl_flags.DEFINE_bool(
     'dry_run', False, 'Prints the commands and manifests, and starts nothing.'
   )

@@ -19,8 +19,6 @@ from absl import flags as absl_flags
 
 from diloco.config import flags, run_config, sections, simulation
 from diloco.config.sections import ConfigError
-from diloco.protocol import config as protocol_config
-from diloco.protocol import round_policy
 
 FIELD = re.compile(r'  (\w+): .*?(?:  # (.*))?')
 ABOVE = re.compile(r'  # (.*)')
@@ -99,33 +97,30 @@ def _meanings(cls: type) -> dict[str, str]:
   found = {}
   for base in reversed(cls.__mro__[:-1]):
     if dataclasses.is_dataclass(base):
-      found |= _comments(inspect.getsource(base))
+      found |= _comments(base)
   for name, rule in sections.rules(cls).items():
     if rule not in sections.FINITE.values():  # Of every number.
       found[name] = f'{found[name]} {rule.text.capitalize()}.'.strip()
   return found
 
 
-def _comments(text: str) -> dict[str, str]:
-  """The comments of fields in a class's text."""
-  found, above = {}, []
-  for line in text.splitlines():
+def _comments(cls: type) -> dict[str, str]:
+  """The comments of a class's fields; 'a key of NAME' becomes the choices."""
+  found, above, module = {}, [], inspect.getmodule(cls)
+
+  def choices(named: re.Match) -> str:
+    keys = getattr(module, named[1], None)
+    return f'one of {", ".join(keys)}' if keys else named[0]
+
+  for line in inspect.getsource(cls).splitlines():
     if comment := ABOVE.fullmatch(line):
       above.append(comment[1])
       continue
     if field := FIELD.fullmatch(line):
       meaning = ' '.join(filter(None, [*above, field[2]]))
-      found[field[1]] = re.sub(r'(?i)a key of (\w+)', _choices, meaning)
+      found[field[1]] = re.sub(r'\ba key of (\w+)', choices, meaning)
     above = []
   return found
-
-
-def _choices(found: re.Match) -> str:
-  """Lists the choices that the protocol's comments call 'a key of NAME'."""
-  for module in (protocol_config, round_policy):
-    if hasattr(module, found[1]):
-      return f'one of {", ".join(getattr(module, found[1]))}'
-  return found[0]
 
 
 if __name__ == '__main__':

@@ -31,8 +31,8 @@ HELDOUT_PERCENT_MAX = 50.0
 class DataConfig(Section, section='data'):
   """The section `data`: where tokens come from, how many a step takes."""
 
-  # 'stdlib', 'grammar', 'text': bytes, held in memory. 'array_record',
-  # 'parquet': documents in files of any size. 'mix': some of these.
+  # Bytes held in memory (a key of IN_MEMORY), documents in files of any size (a
+  # key of FORMATS), or 'mix': some of these files.
   source: one_of(SOURCES) = 'stdlib'
   # Of 'text' a file or folder. Of files: one, a folder or a pattern such as
   # /data/train-*.parquet, local or gs://.

@@ -145,7 +145,8 @@ class Section:
 class ModelConfig(Section, section='model'):
   """Architecture of the model; shapes as in `diloco/models`."""
 
-  kind: str = 'decoder'  # A key of KINDS, or a 'module:function' of yours.
+  # What it is: a key of KINDS, or a 'module:function' of yours.
+  kind: str = 'decoder'
   vocab: at_least(2) = 256  # One token per byte.
   layers: Count = 4  # Decoder blocks.
   d_model: Count = 128  # Width of the residual stream.
@@ -256,7 +257,7 @@ class CodecConfig(Section, section='codec'):
   up: one_of(codec.CODECS) = 'int4'  # Of a learner's delta to its base.
   down: one_of(codec.CODECS) = 'int4'  # Of the syncer's outer update.
   block_size: int = 128  # Values that share one scale.
-  scale: one_of(codec.STORED) = 'bf16'  # 'bf16' or 'f32'.
+  scale: one_of(codec.STORED) = 'bf16'  # Type of the scales.
   error_feedback: bool = True  # The syncer keeps its rounding residual.
 
   def broken_rules(self):
@@ -272,9 +273,8 @@ class CodecConfig(Section, section='codec'):
 class MergeConfig(Section, section='merge'):
   """Settings of the merge of the learners' outer gradients."""
 
-  rule: one_of(merge.RULES) = 'rda'  # 'rda' or 'mean', for all but embeddings.
-  # 'mean' or 'rda', for embedding and output head.
-  embedding: one_of(merge.RULES) = 'mean'
+  rule: one_of(merge.RULES) = 'rda'  # Of all but embeddings.
+  embedding: one_of(merge.RULES) = 'mean'  # Of embedding and output head.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,7 +302,7 @@ class MeshConfig(Section, section='mesh'):
 class TransportConfig(Section, section='transport'):
   """Addresses of processes and the data plane; port 0 is any free one."""
 
-  # 'jax_transfer' or 'grpc'.
+  # What fragments travel by.
   data_plane: one_of(planes.CONFIGURABLE) = 'jax_transfer'
   host: str = '127.0.0.1'  # Where the syncer listens.
   port: int = 0  # 0: any free one.

@@ -8,9 +8,8 @@ Start with `pipeline`: element i of a learner's dataset is its batch i.
   sources         sources and formats by name; read by the configuration
   corpus          text in memory; documents in files of any size, or a mix
   documents       documents by number, their index, tokens as one row
-  array_records   ArrayRecord: read, with features of its Examples
+  array_records, …  readers of files, one of each of `sources.FORMATS`
   records_folder  ArrayRecord: written; free of jax
-  parquet_files   a column of text, a row group at a time
   tokenizers      what a tokenizer is, and those that can be configured
   tasks           multiple-choice questions
   paths           files by path, pattern or URL; text files

@@ -23,16 +23,10 @@ from diloco.config.sections import ConfigError
 from diloco.fleets.tally import Tally
 from diloco.lab.checkpoints import LabCheckpoints
 from diloco.metrics import files, names
-from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.run_progress import ProgressLine, count
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
-from diloco.metrics.writer import (
-  JsonlWriter,
-  MultiWriter,
-  TensorBoardWriter,
-  Writer,
-)
+from diloco.metrics.writer import VIEWS, Writer, process_writer
 from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
 
@@ -173,8 +167,8 @@ class Recording(LabObserver):
   def _cut(self, sizes: Mapping[str, int]):
     """Cuts the files to these sizes, and removes all others."""
     workdir = self._workdir
-    for old in (workdir.root / 'tensorboard', workdir.parameters):
-      shutil.rmtree(old, ignore_errors=True)
+    for old in (*VIEWS, 'parameters'):
+      shutil.rmtree(workdir.root / old, ignore_errors=True)
     found = {path.name: path for path in self._growing()}
     for name, path in found.items():
       if name not in sizes:
@@ -227,11 +221,9 @@ class Recording(LabObserver):
   def _writer(self, learner: int) -> Writer:
     if learner not in self._writers:
       name = learner_name(learner)
-      path = self._workdir.metrics(name)
-      board = TensorBoardWriter(self._workdir.tensorboard(name), self._hparams)
-      for line in read_jsonl(path) if path.exists() else ():
-        board.write_scalars(line.pop('step'), line)
-      self._writers[learner] = MultiWriter([JsonlWriter(path), board])
+      self._writers[learner] = process_writer(
+        self._workdir, name, self._hparams, views_anew=True
+      )
     return self._writers[learner]
 
 

@@ -5,13 +5,14 @@ import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from absl import logging
 
 from diloco.metrics import figures, names
-from diloco.metrics.jsonl import JsonLines
+from diloco.metrics.jsonl import JsonLines, read_jsonl
+from diloco.metrics.workdir import Workdir
 
 PREFIX = 'diloco:'  # Prefix of the paths that tensorboardX asks to open.
 FLUSH_EVERY_S = 3  # A killed process loses no more than its last seconds.
@@ -124,6 +125,43 @@ class MultiWriter:
   def close(self) -> None:
     for writer in self._writers:
       writer.close()
+
+
+# What each process writes besides the record, of which it can be made again, by
+# its folder in the run's. It takes a path there, and the flat configuration.
+VIEWS: dict[str, Callable[[pathlib.Path, Mapping[str, object]], Writer]] = {
+  'tensorboard': TensorBoardWriter
+}
+
+
+def open_views(
+  workdir: Workdir, process: str, hparams: Mapping[str, object]
+) -> MultiWriter:
+  """Opens all views of a process's scalars."""
+  return MultiWriter(
+    [
+      make(workdir.root / folder / process, hparams)
+      for folder, make in VIEWS.items()
+    ]
+  )
+
+
+def process_writer(
+  workdir: Workdir,
+  process: str,
+  hparams: Mapping[str, object],
+  *more: Writer,
+  views_anew: bool = False,
+) -> MultiWriter:
+  """Opens what a process writes its scalars to: the record, views, and `more`.
+
+  Args:
+    views_anew: the views are empty, and get what is recorded already.
+  """
+  path, views = workdir.metrics(process), open_views(workdir, process, hparams)
+  for line in read_jsonl(path) if views_anew else ():
+    views.write_scalars(line.pop('step'), line)
+  return MultiWriter([JsonlWriter(path), views, *more])
 
 
 class _EventFiles:

@@ -23,7 +23,7 @@ from diloco.metrics.status import (
   write_summary,
 )
 from diloco.metrics.workdir import SYNCER, Workdir
-from diloco.metrics.writer import TensorBoardWriter
+from diloco.metrics.writer import Writer, open_views
 from diloco.numerics import fragments, payload
 from diloco.protocol import messages
 from diloco.protocol.syncer.machine import Syncer
@@ -63,7 +63,7 @@ class Results:
     self._stats = stats
     self._stop = stop
     self._silent = False  # Whether the last status could not be written.
-    self._board: TensorBoardWriter | None = None  # None: the disk is full.
+    self._board: Writer | None = None  # None: the disk is full.
     self._every_steps = run_spec.config.run.log_every_steps
     self._hparams = run_config.flat(run_spec.config)
     self._shown_step = 0
@@ -90,9 +90,7 @@ class Results:
   def _open_board(self):
     if self._board is None:
       with contextlib.suppress(OSError):  # Its queue may be in a file.
-        self._board = TensorBoardWriter(
-          self._workdir.tensorboard(SYNCER), self._hparams
-        )
+        self._board = open_views(self._workdir, SYNCER, self._hparams)
 
   def _show(self, status: RunStatus):
     """Tells it, and adds a point to TensorBoard's curves; another thread

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Back ends that start a run: TPU VMs, GKE, Slurm.
+"""Back ends that start a run on other machines.
 
 One class a back end, in a module of its own, which starts a
 `launch.job.JobSpec`, adds and removes learners. `launch.main` knows them by

@@ -11,6 +11,9 @@ from absl import flags as absl_flags
 
 from diloco.config import __main__ as key_list
 from diloco.config import config_files, flags, run_config, simulation
+from diloco.data.sources import FORMATS, IN_MEMORY
+from diloco.numerics.merge import RULES
+from diloco.protocol.round_policy import QUORUM_RULES
 
 MAIN = """
 from diloco.config import flags
@@ -138,6 +141,17 @@ def test_every_key_has_a_type_and_a_meaning():
   alpha = next(key for key in keys if key.name == 'protocol.blend_alpha')
   assert (alpha.kind, alpha.default) == ('float', 0.0)
   assert alpha.meaning.endswith("of 'mix': the weight of what is overwritten.")
+
+
+def test_choices_are_listed_as_they_are_registered():
+  meanings = {key.name: key.meaning for key in key_list.of_run()}
+  for key, choices in (
+    ('data.source', (IN_MEMORY, FORMATS)),
+    ('merge.rule', (RULES,)),
+    ('protocol.quorum_rule', (QUORUM_RULES,)),
+  ):
+    for names in choices:
+      assert f'one of {", ".join(names)}' in meanings[key]
 
 
 def test_help_needs_no_configuration():

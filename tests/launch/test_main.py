@@ -99,6 +99,13 @@ def test_a_dry_run_starts_nothing_and_all_roles_log_in_the_same_way(tmp_path):
     assert ended.out.count('--log_json') == times
 
 
+def test_help_has_a_sentence_on_each_back_end():
+  (ended,) = _main(['--help'])
+  said = ' '.join(ended.out.split())
+  for name, backend in BACKENDS.items():
+    assert f'{name}: {backend.__doc__.splitlines()[0]}' in said
+
+
 def test_what_gke_prints_is_what_kubectl_reads():
   (ended,) = _main([CONFIG, '--to=gke', '--dry_run', *FLAGS['gke']])
   kinds = [each['kind'] for each in yaml.safe_load_all(ended.out)]

@@ -188,6 +188,31 @@ def test_several_writers_get_the_same(tmp_path):
   assert event.summary.value[0].simple_value == 2.5
 
 
+def test_a_process_writes_its_record_and_all_views(tmp_path, monkeypatch):
+  views = dict.fromkeys(
+    ('one', 'two'), lambda path, _: writer.JsonlWriter(path)
+  )
+  monkeypatch.setattr(writer, 'VIEWS', views)
+  workdir = Workdir(tmp_path)
+  files = [tmp_path / name / 'learner-0' for name in ('one', 'two')]
+  files += [workdir.metrics('learner-0'), tmp_path / 'more']
+  more = writer.JsonlWriter(files[-1])
+  process = writer.process_writer(workdir, 'learner-0', {}, more)
+  process.write_scalars(1, {names.TRAIN_LOSS: 2.5})
+  process.close()
+  for file in files:
+    (record,) = metrics_jsonl.read_jsonl(file)
+    assert record == {'step': 1, names.TRAIN_LOSS: 2.5}
+  for view in files[:2]:
+    view.unlink()
+  process = writer.process_writer(workdir, 'learner-0', {}, views_anew=True)
+  process.write_scalars(2, {})
+  process.close()
+  for file in files[:3]:
+    steps = [record['step'] for record in metrics_jsonl.read_jsonl(file)]
+    assert steps == [1, 2]
+
+
 WRITES = """
 import pathlib, sys, time
 from diloco.metrics import writer

@@ -33,7 +33,7 @@ from diloco.learner.restore import CheckpointGone
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
 from diloco.metrics.workdir import Workdir, learner_name
-from diloco.metrics.writer import JsonlWriter, MultiWriter, TensorBoardWriter
+from diloco.metrics.writer import process_writer
 from diloco.monitoring import monitor_flags
 from diloco.monitoring.monitor import Monitor
 from diloco.protocol import host_messages, messages
@@ -270,15 +270,8 @@ class _Process:
       restored.start,
       hosts=hosts,
     )
-    writer = MultiWriter(
-      [
-        JsonlWriter(workdir.metrics(name)),
-        TensorBoardWriter(
-          workdir.tensorboard(name), run_config.flat(run_spec.config)
-        ),
-        monitor,
-      ]
-    )
+    hparams = run_config.flat(run_spec.config)
+    writer = process_writer(workdir, name, hparams, monitor)
     tape = LearnerEventLog(
       workdir.learner_tape(learner),
       lambda: client.process,
