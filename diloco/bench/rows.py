@@ -310,7 +310,7 @@ def simulate(learners: int, steps: int) -> int:
     weighting='tokens',
     patience=1.0,
     total_steps=10**9,
-    blend='overwrite',
+    blend='replace',
   )
   network = Network(
     up_bytes=(1e8,) * FRAGMENTS,

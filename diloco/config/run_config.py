@@ -17,7 +17,7 @@ from diloco.models.kinds import KINDS
 from diloco.numerics.fragments import EMBEDDINGS
 from diloco.numerics.merge import RULES
 from diloco.numerics.schedule import DECAY_FRACTION, SCHEDULES
-from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.config import ProtocolConfig, with_current_blend
 from diloco.transport.planes import PLANES
 
 ALL_LEARNERS = 0  # As protocol.quorum.
@@ -139,7 +139,7 @@ def unfold(fields: Mapping) -> dict:
   unfolded = dict(fields)
   for section, cls in SECTIONS.items():
     if isinstance(given := fields.get(section), Mapping):
-      unfolded[section] = sections.defaults(cls) | dict(given)
+      unfolded[section] = sections.defaults(cls) | with_current_blend(given)
   unfolded.get('checkpoint', {}).pop('keep_best', None)  # Gone since 0.1.0.
   if 'blend_alpha' in unfolded:  # Where it stood once.
     unfolded['protocol']['blend_alpha'] = unfolded.pop('blend_alpha')

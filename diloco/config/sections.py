@@ -10,6 +10,7 @@ import difflib
 import functools
 import math
 import re
+import sys
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated
@@ -19,6 +20,7 @@ from diloco.models.kinds import KINDS
 from diloco.numerics import codec, fragments, merge
 from diloco.numerics.optimizers import INNER, OUTER
 from diloco.numerics.schedule import PROGRESS, SCHEDULES
+from diloco.protocol.config import BLEND, OLD_BLENDS
 from diloco.transport import planes
 
 SEED_MAX = 2**32 - 1
@@ -422,7 +424,16 @@ def typed_values(
         f'{key}={given[key]!r}: expected {type_name(expected[key])}, got '
         f'{type(given[key]).__name__}'
       )
+  if (blend := typed.get(BLEND)) in OLD_BLENDS:
+    typed[BLEND] = _renamed(blend)
   return typed, problems
+
+
+@functools.cache  # Of a sweep's many variants, one says so.
+def _renamed(blend: str) -> str:
+  text = f'note: {BLEND}={blend} is now {OLD_BLENDS[blend]}'
+  print(f'{text}; the old name goes with the next release', file=sys.stderr)
+  return OLD_BLENDS[blend]
 
 
 def make_sections(

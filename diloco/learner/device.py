@@ -27,7 +27,7 @@ from diloco.run.payload_parts import HostSlices
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import StepProfiler
 
-OVERWRITE = 'overwrite'  # Blend of a learner that has made no step since.
+REPLACE = 'replace'  # Blend of a learner that has made no step since.
 # Share of a device's memory that may be in use while θ is copied to be saved.
 ROOM = 0.9
 Params = dict[str, jax.Array]  # Path -> parameter.
@@ -250,11 +250,11 @@ class Device(InnerDevice):
     protocol = run_spec.config.protocol
     rule = make_blend(protocol.blend, protocol.blend_alpha)
     self._blends = [self._compile_blend('blend', rule, p) for p in count]
-    self._overwrites = self._blends
-    if protocol.blend != OVERWRITE:
-      rule = make_blend(OVERWRITE)
-      self._overwrites = [
-        self._compile_blend(OVERWRITE, rule, p) for p in count
+    self._replacements = self._blends
+    if protocol.blend != REPLACE:
+      rule = make_blend(REPLACE)
+      self._replacements = [
+        self._compile_blend(REPLACE, rule, p) for p in count
       ]
 
   def copy_state(self, state):
@@ -333,12 +333,12 @@ class Device(InnerDevice):
     """Dispatches the blend of Θ_p into θ; `params` is donated."""
     return self._blends[fragment](params, global_, snapshot)
 
-  def overwrite(self, fragment: int, params: Params, global_: Arrays) -> Params:
+  def replace(self, fragment: int, params: Params, global_: Arrays) -> Params:
     """Dispatches θ_p = Θ_p whatever the rule; `params` is donated.
 
     A joining learner has no progress that a blend could keep.
     """
-    return self._overwrites[fragment](params, global_, global_)
+    return self._replacements[fragment](params, global_, global_)
 
   def _place_of(self, piece: Piece) -> NamedSharding:
     splits = self.partition.piece_splits(piece)

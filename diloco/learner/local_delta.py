@@ -24,18 +24,19 @@ class LocalDelta:
 
   A fragment's offer is its *reference* − θ. The reference is chosen such that
   the difference is the learner's own work and nothing else: the base, which is
-  Θ_p as last received; with the blend 'mix', which leaves a share of θ beside
-  Θ_p, what θ was set to.
+  Θ_p as last received; with the blend 'interpolate', which leaves a share of θ
+  next to Θ_p, what θ was set to.
 
-  With the blend 'carry', the copy of each offer that may still be merged is
+  With the blend 'rebase', the copy of each offer that may still be merged is
   kept on the devices: at most `protocol.learner.state.MADE_MAX` per fragment.
 
   Args:
     device: copies and blends fragments.
     blend: a key of `protocol.config.BLENDS`.
     bases: Θ_p by fragment.
-    params: the current θ, path -> array. With 'mix' an offer counts from it
-      until an update comes: a checkpoint does not say what θ was set to.
+    params: the current θ, path -> array. With 'interpolate' an offer counts
+      from it until an update comes: a checkpoint does not say what θ was set
+      to.
 
   Attributes:
     bases: Θ_p as last taken in, by fragment.
@@ -53,7 +54,7 @@ class LocalDelta:
     self.bases = dict(bases)
     # Only where it differs from the base.
     self._references: dict[int, Copy] = {}
-    if self._blending.mixes:
+    if self._blending.interpolates:
       self._references = {p: device.snapshot(p, params) for p in bases}
     self._copies: dict[int, dict[int, Copy]] = {}  # By fragment and handle.
 
@@ -72,7 +73,7 @@ class LocalDelta:
     handle: int,
     keep: Collection[int],
   ) -> Copy:
-    """Dispatches a copy of θ_p on its way to the host; keeps it for 'carry'.
+    """Dispatches a copy of θ_p on its way to the host; keeps it for 'rebase'.
 
     Args:
       params: θ, path -> array.
@@ -80,7 +81,7 @@ class LocalDelta:
       keep: handles of the fragment's copies that are still needed.
     """
     copy = self._device.snapshot(fragment, params)
-    if self._blending.carries:
+    if self._blending.rebases:
       kept = self._kept(fragment, keep)
       self._copies[fragment] = {**kept, handle: copy}
     return copy
@@ -111,8 +112,8 @@ class LocalDelta:
     if training and said.carry:
       since = copies[said.handle]
       return self._device.blend(fragment, params, placed, since)
-    if not training or not self._blending.mixes:
-      return self._device.overwrite(fragment, params, placed)
+    if not training or not self._blending.interpolates:
+      return self._device.replace(fragment, params, placed)
     params = self._device.blend(fragment, params, placed, placed)
     self._references[fragment] = self._device.snapshot(fragment, params)
     return params

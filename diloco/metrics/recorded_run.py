@@ -39,6 +39,7 @@ from diloco.metrics.status import (
 )
 from diloco.metrics.token_ledger import DIED
 from diloco.metrics.workdir import EVALUATOR, SYNCER, Workdir, learner_name
+from diloco.protocol.config import with_current_blend
 
 # What a line must say to be taken.
 LINE = (names.TIME, 'kind')
@@ -728,7 +729,8 @@ class FollowedRun:
     small = sum(path.stat().st_size for path in files) <= LEDGER_BYTES_MAX
     if small and self.workdir.tapes.exists():
       fragments = self.setup.fragments
-      blend = self.config.get('protocol', {}).get('blend', 'carry')
+      protocol = with_current_blend(self.config['protocol'])
+      blend = protocol.get('blend', 'rebase')
       try:
         rows = token_ledger.rows_of(self.workdir, fragments, blend)
       except (CorruptLine, KeyError) as error:

@@ -25,7 +25,8 @@ DIED = 'died'  # Pending at a death, and in no checkpoint that was resumed.
 LEFT = 'left'  # Pending in a process that left in good order,
 QUARANTINED = 'quarantined'  # or that was quarantined.
 BOOTSTRAP = 'bootstrap'  # Pending in a checkpoint, and replaced by a newer Θ.
-RESTORED = 'restored'  # Pending in a checkpoint, and not separable: 'mix'.
+# Pending in a checkpoint, and not separable: 'interpolate'.
+RESTORED = 'restored'
 LEDGER = 'ledger'  # Merged, and lost with the syncer's disk.
 
 Name = tuple[int, int]  # An offer: number of its process, handle.
@@ -331,7 +332,7 @@ def rows(
   learners: Mapping[int, Lines],
   steps: Mapping[int, Iterable[tuple[int, int]]],
   fragments: int,
-  blend: str = 'carry',
+  blend: str = 'rebase',
 ) -> Rows:
   """Returns the balance of each learner and fragment.
 
@@ -343,9 +344,10 @@ def rows(
 
   Args:
     steps: by learner id, (incarnation, own step) from the metrics.
-    blend: the run's blend; with 'mix' a process counts anew after a checkpoint.
+    blend: the run's blend; with 'interpolate' a process counts anew after a
+      checkpoint.
   """
-  reader = _Reader(syncer, fragments, BLENDS[blend].mixes)
+  reader = _Reader(syncer, fragments, BLENDS[blend].interpolates)
   ids = {*learners, *(m for _, _, m, _ in _shares(syncer))}
   return {
     (m, p): account.row(p)
@@ -355,7 +357,7 @@ def rows(
   }
 
 
-def rows_of(workdir: Workdir, fragments: int, blend: str = 'carry') -> Rows:
+def rows_of(workdir: Workdir, fragments: int, blend: str = 'rebase') -> Rows:
   """Returns the balances of the run in `workdir`.
 
   Raises:

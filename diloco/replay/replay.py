@@ -375,7 +375,7 @@ class ReplayBackend:
     params = donor.params
     for p, theta in enumerate(thetas):
       placed = self._device.put_fragment(p, theta)
-      params = self._device.overwrite(p, params, placed)
+      params = self._device.replace(p, params, placed)
     return self._state(learner, params, donor.inner, dict(enumerate(thetas)))
 
   def outer_step(

@@ -32,7 +32,7 @@ from diloco.sizing.planner import MFU
 
 FIRST = 0  # What devices hold alike, the first host sends for all.
 OUT_OF_MEMORY = 'RESOURCE_EXHAUSTED'
-EXCHANGING = ('snapshot', 'blend', 'overwrite')  # Names of programs.
+EXCHANGING = ('snapshot', 'blend', 'replace')  # Names of programs.
 WIDTH = 80  # Columns of the text.
 # libtpu asks the machine's metadata server where it runs, and writes logs,
 # unless told; what it compiles for is said by name. It opens no chip here, so
@@ -152,7 +152,7 @@ def chip_memory(device: Device, ahead: int) -> tuple[Memory, ...]:
     'gradients, activations: XLA temporaries': (
       step.temp_size_in_bytes + fresh
     ),
-    # On their way to the host or, with the blend 'carry', until their update
+    # On their way to the host or, with the blend 'rebase', until their update
     # has come.
     f'snapshots, {rounds(ahead)} in flight': exchange['snapshots'],
     # They wait for their boundary, at most as many.

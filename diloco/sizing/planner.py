@@ -263,7 +263,7 @@ class RunPlan:
       weighting='tokens',
       patience=1.0,
       total_steps=1,
-      blend='overwrite',
+      blend='replace',
     )
 
   @property

@@ -392,6 +392,7 @@ def _difference(
   here = sections.flatten(_as_json(config))
   try:
     there = sections.flatten(json.loads(path.read_text()))
+    there = run_config.with_current_blend(there, sections.BLEND)
   except (OSError, ValueError, AttributeError) as error:
     return f'{path.name}: {error}'
   absent = here.keys() - there.keys() - changes.keys()

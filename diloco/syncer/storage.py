@@ -15,6 +15,7 @@ from diloco.config import run_config
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.numerics import payload
+from diloco.protocol.config import BLEND, with_current_blend
 from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import Ledger
 from diloco.run.spec import RunSpec
@@ -152,7 +153,7 @@ class SyncerDisk(StatesDisk):
     if found is None:
       self.crcs = self._initial_crcs()
       return Syncer(*run, self._away)
-    begun = found[1]['fingerprints']
+    begun = with_current_blend(found[1]['fingerprints'], BLEND)
     theirs = self._same_run(begun)
     restored = self._restore()
     held = tuple(restored.get(p, 0) for p in range(config.protocol.fragments))
@@ -316,7 +317,7 @@ class ShardDisk(StatesDisk):
 def _read_identity(path: pathlib.Path) -> dict | None:
   """Returns which run the folder belongs to; None if that is unknown."""
   try:
-    return json.loads(path.read_text())
+    return with_current_blend(json.loads(path.read_text()), BLEND)
   except FileNotFoundError:
     return None
   except ValueError as error:  # The leader will check these pieces.

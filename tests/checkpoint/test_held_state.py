@@ -158,7 +158,7 @@ def test_a_blend_right_after_a_save_does_not_change_it(learner, gate):
   loop._save()
   theta = loop._state.own.bases[0]
   placed = learner.device.put_fragment(0, theta)
-  blended = learner.device.overwrite(
+  blended = learner.device.replace(
     0, loop._state.holder.to_blend(loop._state.params), placed
   )
   gate.put(None)

@@ -30,7 +30,7 @@ def losses(kind: str, fsdp: int, expert: int, tensor: int, parts: int) -> dict:
   config.data.batch = 8
   config.inner.accumulate = parts
   config.mesh.update(fsdp=fsdp, expert=expert, tensor=tensor)
-  config.protocol.update(blend='mix', blend_alpha=0.5)
+  config.protocol.update(blend='interpolate', blend_alpha=0.5)
   run_spec = make_run_spec(run_config.build(config))
   device = Device(run_spec, jax.devices()[: fsdp * expert * tensor])
   params, state = device.init(run_spec.initial_parameters())

@@ -330,15 +330,15 @@ def apply_received(core: Core):
 def _apply(core: Core, p: int, fragment: Fragment):
   """Takes in one fragment.
 
-  With 'carry', progress made after the merged copy stays in θ and counts from
+  With 'rebase', progress made after the merged copy stays in θ and counts from
   there. If nothing made on this base was merged, Θ_p overwrites θ_p, as with
-  'overwrite'; that was measured to be better than to carry all progress since
+  'replace'; that was measured to be better than to carry all progress since
   the base (`experiments/unequal.py`). So a learner never offers the work of
   others.
   """
   state, made = core.state, fragment.merged
   carry = (
-    core.config.blending.carries
+    core.config.blending.rebases
     and state.began
     and made is not None
     and made.base == fragment.base
