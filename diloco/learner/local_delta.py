@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.protocol.config import BLENDS
 
 Arrays = Mapping[str, np.ndarray]  # Piece or box name -> f32 array.
@@ -31,7 +31,7 @@ class LocalDelta:
   kept on the devices: at most `protocol.learner.state.MADE_MAX` per fragment.
 
   Args:
-    device: copies and blends fragments.
+    programs: copy and blend fragments.
     blend: a key of `protocol.config.BLENDS`.
     bases: Θ_p by fragment.
     params: the current θ, path -> array. With 'interpolate' an offer counts
@@ -44,18 +44,18 @@ class LocalDelta:
 
   def __init__(
     self,
-    device: Device,
+    programs: LearnerPrograms,
     blend: str,
     bases: Mapping[int, Arrays],
     params: Mapping[str, jax.Array],
   ):
-    self._device = device
+    self._programs = programs
     self._blending = BLENDS[blend]
     self.bases = dict(bases)
     # Only where it differs from the base.
     self._references: dict[int, Copy] = {}
     if self._blending.interpolates:
-      self._references = {p: device.snapshot(p, params) for p in bases}
+      self._references = {p: programs.snapshot(p, params) for p in bases}
     self._copies: dict[int, dict[int, Copy]] = {}  # By fragment and handle.
 
   def reference(self, fragment: int) -> Arrays | Copy:
@@ -80,7 +80,7 @@ class LocalDelta:
       handle: handle of the offer that is made from it.
       keep: handles of the fragment's copies that are still needed.
     """
-    copy = self._device.snapshot(fragment, params)
+    copy = self._programs.snapshot(fragment, params)
     if self._blending.rebases:
       kept = self._kept(fragment, keep)
       self._copies[fragment] = {**kept, handle: copy}
@@ -111,11 +111,11 @@ class LocalDelta:
     self._copies[fragment] = self._kept(fragment, said.keep)
     if training and said.carry:
       since = copies[said.handle]
-      return self._device.blend(fragment, params, placed, since)
+      return self._programs.blend(fragment, params, placed, since)
     if not training or not self._blending.interpolates:
-      return self._device.replace(fragment, params, placed)
-    params = self._device.blend(fragment, params, placed, placed)
-    self._references[fragment] = self._device.snapshot(fragment, params)
+      return self._programs.replace(fragment, params, placed)
+    params = self._programs.blend(fragment, params, placed, placed)
+    self._references[fragment] = self._programs.snapshot(fragment, params)
     return params
 
   def _kept(self, fragment: int, keep: Collection[int]):

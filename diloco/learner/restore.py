@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 
 from diloco.checkpoint.learner_records import LearnerRecords
-from diloco.learner.device import Device, Params
+from diloco.learner.programs import LearnerPrograms, Params
 from diloco.learner.replica import FragmentReplica, Replica, whole_replica
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
@@ -48,7 +48,7 @@ class CheckpointGone(Exception):
 
 def restore(
   run_spec: RunSpec,
-  device: Device,
+  programs: LearnerPrograms,
   records: LearnerRecords,
   step: int | None = None,
 ) -> RestoredState:
@@ -62,9 +62,9 @@ def restore(
     BrokenRecord: the folder belongs to another learner or run.
     CheckpointGone: the checkpoint of `step` can't be read.
   """
-  slices, slice_map = device.holding, None
-  if device.partition.host_count > 1:
-    slice_map = SliceMap(run_spec.owners, device.partition)
+  slices, slice_map = programs.holding, None
+  if programs.partition.host_count > 1:
+    slice_map = SliceMap(run_spec.owners, programs.partition)
   found = None
   if step is not None:
     records.set_aside_after(step)
@@ -75,7 +75,7 @@ def restore(
       for p, boxes in enumerate(slices.needed)
     }
     found = records.restore_state(
-      device.params_like, device.state_like, bases_like, step
+      programs.params_like, programs.state_like, bases_like, step
     )
   if found is None and step not in (None, NONE):
     raise CheckpointGone(f'the checkpoint of step {step} can not be read')
@@ -83,7 +83,7 @@ def restore(
     # Drawn once: the bases are views of what the devices are given. Whole, so
     # that each host knows the initial CRCs by itself.
     initial = run_spec.initial_parameters()
-    params, state = device.init(initial)
+    params, state = programs.init(initial)
     whole = whole_replica(run_spec, run_spec.fragments_of(initial))
     held = [
       dataclasses.replace(each, theta=slices.needed_of(p, each.theta))

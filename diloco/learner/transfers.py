@@ -13,13 +13,13 @@ import jax
 import numpy as np
 from absl import logging
 
-from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import ANSWER_S, STATE_S, HostGroup
 from diloco.learner.hosts.host_transfer import (
   HostTransfer,
   announced,
   payloads_max,
 )
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import (
   FragmentReplica,
   Mismatch,
@@ -67,7 +67,7 @@ class FragmentTransfer:
   other.
 
   Args:
-    device: takes fragments of Θ.
+    programs: take fragments of Θ to the devices.
     replica: the leading host's copy of Θ.
     plane: the data plane.
     hosts: the learner's other hosts, which transfer their own parts.
@@ -76,14 +76,14 @@ class FragmentTransfer:
   def __init__(
     self,
     run_spec: RunSpec,
-    device: Device,
+    programs: LearnerPrograms,
     replica: Replica,
     plane: DataPlane,
     hosts: HostGroup,
   ):
     self._run_spec = run_spec
-    self._device = device
-    self._host = HostTransfer(run_spec, device, replica, plane)
+    self._programs = programs
+    self._host = HostTransfer(run_spec, programs, replica, plane)
     self._replica = replica
     self._hosts = hosts
     self._next_handle = functools.partial(next, itertools.count(OTHER_HANDLES))
@@ -95,7 +95,7 @@ class FragmentTransfer:
 
   def donation_handles(self) -> tuple[int, ...]:
     """Returns enough handles for a donation by any host."""
-    most = payloads_max(self._run_spec, self._device.state_like)
+    most = payloads_max(self._run_spec, self._programs.state_like)
     return tuple(self._next_handle() for _ in range(most))
 
   def take_adopted(self) -> tuple[object, Source]:

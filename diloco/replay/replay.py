@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diloco.learner.device import Device
 from diloco.learner.local_delta import LocalDelta
+from diloco.learner.programs import LearnerPrograms
 from diloco.numerics import payload
 from diloco.numerics.outer import FragmentState
 from diloco.protocol.incarnation import process_of
@@ -348,9 +348,9 @@ def states_of(versions, crcs) -> list[Named]:
 class ReplayBackend:
   """Creates learners' states, and acts as the syncer, on one device."""
 
-  def __init__(self, run_spec: RunSpec, device: Device):
+  def __init__(self, run_spec: RunSpec, programs: LearnerPrograms):
     self._run_spec = run_spec
-    self._device = device
+    self._programs = programs
     # The syncer is a process without other devices.
     self._cpu = jax.local_devices(backend='cpu')[0]
     with jax.default_device(self._cpu):
@@ -360,7 +360,7 @@ class ReplayBackend:
     """Returns the state of a process that started from the configuration
     alone.
     """
-    params, inner = self._device.init(self._run_spec.initial_parameters())
+    params, inner = self._programs.init(self._run_spec.initial_parameters())
     bases = dict(enumerate(self._run_spec.initial_fragments()))
     return self._state(learner, params, inner, bases)
 
@@ -374,8 +374,8 @@ class ReplayBackend:
     # All of θ consists of fragments: its earlier values do not matter.
     params = donor.params
     for p, theta in enumerate(thetas):
-      placed = self._device.put_fragment(p, theta)
-      params = self._device.replace(p, params, placed)
+      placed = self._programs.put_fragment(p, theta)
+      params = self._programs.replace(p, params, placed)
     return self._state(learner, params, donor.inner, dict(enumerate(thetas)))
 
   def outer_step(
@@ -393,9 +393,9 @@ class ReplayBackend:
 
   def _state(self, learner: int, params, inner, bases) -> 'ReplayState':
     blend = self._run_spec.config.protocol.blend
-    own = LocalDelta(self._device, blend, bases, params)
+    own = LocalDelta(self._programs, blend, bases, params)
     return ReplayState(
-      self._run_spec, self._device, learner, params, inner, own
+      self._run_spec, self._programs, learner, params, inner, own
     )
 
 
@@ -404,7 +404,7 @@ class ReplayState:
   """The state of a learner's process."""
 
   run_spec: RunSpec
-  device: Device
+  programs: LearnerPrograms
   learner: int
   params: dict[str, jax.Array]  # Path -> parameter.
   inner: object  # State of the inner optimizer.
@@ -427,9 +427,9 @@ class ReplayState:
 
   def step(self, position: int, progress: int):
     """Makes one inner step on the batch at `position`."""
-    batch = self.device.put_batch(self._dataset[position])
+    batch = self.programs.put_batch(self._dataset[position])
     lr = self._schedule(progress)
-    self.params, self.inner, _ = self.device.step(
+    self.params, self.inner, _ = self.programs.step(
       self.params, self.inner, batch, lr, (self.learner, position)
     )
 
@@ -444,7 +444,7 @@ class ReplayState:
   def apply(self, said: event_log.ApplyLogged, theta: Arrays, training: bool):
     """Takes Θ_p into θ_p."""
     p = said.fragment
-    placed = self.device.put_fragment(p, theta)
+    placed = self.programs.put_fragment(p, theta)
     effect = learner_events.Apply(p, said.version, said.carry, said.handle)
     self.params = self.own.take_in(
       p, self.params, theta, placed, effect, training

@@ -20,7 +20,7 @@ from jax.experimental import topologies
 
 from diloco.config import hardware, run_config
 from diloco.config.hardware import Topology
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.models.flops import StepFlops, step_flops
 from diloco.models.kinds import sizes_of
 from diloco.numerics.mesh_partition import Partition
@@ -129,22 +129,22 @@ def _by_libtpu(of: Topology) -> Described:
 # The memory of a chip, and the share of a host.
 
 
-def chip_memory(device: Device, ahead: int) -> tuple[Memory, ...]:
+def chip_memory(programs: LearnerPrograms, ahead: int) -> tuple[Memory, ...]:
   """Returns the memory of a chip of a learner whose programs are compiled.
 
   That is of a step with the exchange in progress, without a donation.
 
   Args:
-    device: for chips, or for their description.
+    programs: for chips, or for their description.
     ahead: rounds that may be in flight.
   """
-  step = device.programs['step'].memory_analysis()
-  parameters = shard_bytes(device.params_like)
-  inner_state = shard_bytes(device.state_like)
+  step = programs.compiled['step'].memory_analysis()
+  parameters = shard_bytes(programs.params_like)
+  inner_state = shard_bytes(programs.state_like)
   batch = max(0, step.argument_size_in_bytes - parameters - inner_state)
   # Donated buffers are returned in place; anything else is new.
   fresh = step.output_size_in_bytes - step.alias_size_in_bytes
-  exchange = exchange_memory(device.programs, ahead)
+  exchange = exchange_memory(programs.compiled, ahead)
   found = {
     'parameters, f32': parameters,
     'inner state': inner_state,
@@ -303,12 +303,12 @@ def of_config(
   hardware.check_fits(of, mesh.devices, sizes)
   found = described(of, compiler)
   try:
-    device = Device(run_spec, found.devices)
+    programs = LearnerPrograms(run_spec, found.devices)
   except jax.errors.JaxRuntimeError as error:
     if OUT_OF_MEMORY not in str(error):
       raise
     raise DoesNotFit(str(error).partition('\n')[0]) from error
-  partition = device.partition
+  partition = programs.partition
   if not found.is_target:  # Forced devices are all of one process.
     hosts = tuple(i // of.chips_per_host for i in range(of.chips))
     partition = dataclasses.replace(partition, hosts=hosts)
@@ -319,11 +319,11 @@ def of_config(
     of=of,
     compiler=found.compiler,
     parameters=run_spec.parameters,
-    chip_memory=chip_memory(device, config.protocol.inflight_max),
-    share=host_share(run_spec, partition, device.state_like),
+    chip_memory=chip_memory(programs, config.protocol.inflight_max),
+    share=host_share(run_spec, partition, programs.state_like),
     syncer=memory.of_layout(config, run_spec.layout),
     flops=flops,
-    xla_flops=device.programs['step'].cost_analysis().get('flops', 0.0),
+    xla_flops=programs.compiled['step'].cost_analysis().get('flops', 0.0),
   )
 
 

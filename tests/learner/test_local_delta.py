@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from diloco.config import run_config
-from diloco.learner.device import Device
 from diloco.learner.local_delta import LocalDelta
+from diloco.learner.programs import LearnerPrograms
 from diloco.numerics.blend import RULES
 from diloco.protocol.learner.events import Apply
 from diloco.run.spec import make_run_spec
@@ -29,16 +29,16 @@ class _Own:
     if blend == 'interpolate':
       config.protocol.blend_alpha = 0.5
     run_spec = make_run_spec(run_config.build(config), toy_model())
-    self._device = Device(run_spec)
+    self._programs = LearnerPrograms(run_spec)
     rounded = [
       {name: np.round(x * 64) / 64 for name, x in theta.items()}
       for theta in run_spec.initial_fragments()
     ]
-    params, _ = self._device.init(run_spec.initial_parameters())
-    placed = self._device.put_fragment(0, rounded[0])
-    self._params = self._device.replace(0, params, placed)
+    params, _ = self._programs.init(run_spec.initial_parameters())
+    placed = self._programs.put_fragment(0, rounded[0])
+    self._params = self._programs.replace(0, params, placed)
     self._own = LocalDelta(
-      self._device, blend, dict(enumerate(rounded)), self._params
+      self._programs, blend, dict(enumerate(rounded)), self._params
     )
     self._own_blend = blend
     self._rebases = blend == 'rebase'
@@ -49,7 +49,7 @@ class _Own:
   def restart(self):
     """Restores: only θ and the bases are known."""
     self._own = LocalDelta(
-      self._device, self._own_blend, self._own.bases, self._params
+      self._programs, self._own_blend, self._own.bases, self._params
     )
 
   def train(self, progress: float):
@@ -73,7 +73,7 @@ class _Own:
     self._version += 1
     base = self._own.bases[0]
     theta = {name: x + np.float32(OTHERS) for name, x in base.items()}
-    placed = self._device.put_fragment(0, theta)
+    placed = self._programs.put_fragment(0, theta)
     if merged:
       self._keep = ()
     carries = self._rebases and merged in self._of_base

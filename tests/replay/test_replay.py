@@ -45,7 +45,7 @@ def synchronous(tmp_path_factory):
 
 def _replay(run: Run, workdir: Workdir | None = None) -> Replayed:
   plan = make_plan(read_tapes(workdir or run.workdir))
-  held = ReplayBackend(run.run_spec, run.device)
+  held = ReplayBackend(run.run_spec, run.programs)
   return Replay(run.run_spec, plan, held).run()
 
 

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 
 from diloco.checkpoint.learner_records import LearnerRecords
-from diloco.learner.device import Device
 from diloco.learner.hosts.host_transfer import OF_SESSIONS, HostTransfer
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import Mismatch
 from diloco.learner.restore import restore
 from diloco.learner.train_state import TrainState
@@ -35,7 +35,7 @@ class Follower:
   Args:
     index: of this host, in JAX.
     leading: the connection to the leading host.
-    device: the compiled device.
+    programs: those of this process.
     records: checkpoints of this host.
     plane: the data plane.
 
@@ -49,7 +49,7 @@ class Follower:
     leading: HostConnection,
     run_spec: RunSpec,
     learner: int,
-    device: Device,
+    programs: LearnerPrograms,
     records: LearnerRecords,
     plane: DataPlane,
   ):
@@ -62,9 +62,9 @@ class Follower:
     self._connection = leading
     leading.on_message, leading.on_lost = self._hear, self._todo.put
     self._say(host_messages.HostStarted(index, records.readable()))
-    restored = restore(run_spec, device, records, self._next().step)
-    self._state = TrainState(run_spec, learner, device, restored, records)
-    self._transfer = HostTransfer(run_spec, device, restored.host, plane)
+    restored = restore(run_spec, programs, records, self._next().step)
+    self._state = TrainState(run_spec, learner, programs, restored, records)
+    self._transfer = HostTransfer(run_spec, programs, restored.host, plane)
     self._made.set()
 
   def stop(self, *_):

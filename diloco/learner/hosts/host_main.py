@@ -25,10 +25,10 @@ from diloco.learner.connection import (
   SyncerAddress,
   why_refused,
 )
-from diloco.learner.device import Device
 from diloco.learner.hosts.follower import Follower
 from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.hosts.process_group import ProcessGroup
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.restore import CheckpointGone
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
@@ -240,7 +240,7 @@ class _Process:
       leading,
       self._run_spec,
       self._given.learner,
-      self._device(),
+      self._programs(),
       records,
       self._plane,
     )
@@ -256,16 +256,16 @@ class _Process:
     """Runs the host that leads; returns why it left."""
     run_spec, learner = self._run_spec, self._given.learner
     workdir, name = self._workdir, self._name
-    device, records = self._device(), self._records()
+    programs, records = self._programs(), self._records()
     step = hosts.agree(records.readable())
-    restored = restore.restore(run_spec, device, records, step)
+    restored = restore.restore(run_spec, programs, records, step)
     client = SyncerClient(
       run_spec,
       learner,
       SyncerAddress(
         self._given.syncer, self._plane, self._access, workdir.summary.exists
       ),
-      device,
+      programs,
       restored.host,
       restored.start,
       hosts=hosts,
@@ -287,7 +287,7 @@ class _Process:
     train_loop = TrainLoop(
       run_spec,
       learner,
-      device,
+      programs,
       restored,
       client,
       records,
@@ -329,8 +329,8 @@ class _Process:
       files=files,
     )
 
-  def _device(self) -> Device:
-    """Compiles the device; SIGUSR1 traces its next inner steps."""
+  def _programs(self) -> LearnerPrograms:
+    """Compiles the programs; SIGUSR1 traces the next inner steps."""
     name, run = self._name, self._run_spec.config.run
     if self._several:
       name += f'.{self._given.host}'
@@ -339,9 +339,9 @@ class _Process:
     )
     # Before programs are compiled: without a handler the signal ends a process.
     signal.signal(signal.SIGUSR1, profiler.ask)
-    device = Device(self._run_spec)
-    device.profiler = profiler
-    return device
+    programs = LearnerPrograms(self._run_spec)
+    programs.profiler = profiler
+    return programs
 
 
 def _stop_on_signals(running: TrainLoop | Follower):

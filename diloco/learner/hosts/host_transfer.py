@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from diloco.checkpoint import arrays as checkpoint_arrays
-from diloco.learner.device import Device, take_boxes
+from diloco.learner.programs import LearnerPrograms, take_boxes
 from diloco.learner.replica import (
   ArrivedFragment,
   FragmentReplica,
@@ -55,7 +55,7 @@ class HostTransfer:
   `Mismatch` where they are not what was announced.
 
   Args:
-    device: takes fragments of Θ.
+    programs: take fragments of Θ to the devices.
     replica: the host's copy of Θ.
     plane: the data plane.
 
@@ -65,12 +65,16 @@ class HostTransfer:
   """
 
   def __init__(
-    self, run_spec: RunSpec, device: Device, replica: Replica, plane: DataPlane
+    self,
+    run_spec: RunSpec,
+    programs: LearnerPrograms,
+    replica: Replica,
+    plane: DataPlane,
   ):
     self.replica = replica
     self.sessions = HostSessions(plane, run_spec.owners.shards, replica.host)
-    self._device = device
-    self._slices = device.holding
+    self._programs = programs
+    self._slices = programs.holding
     self._host = replica.host
     self._shards = run_spec.owners.shards
     self._run_spec = run_spec
@@ -206,7 +210,7 @@ class HostTransfer:
     finally:
       fetcher.close()
     fragments = len(self._slices.needed)
-    state = from_chunks(data[fragments:], self._device.state_like)
+    state = from_chunks(data[fragments:], self._programs.state_like)
     if not is_finite(state):
       raise Mismatch("the donor's inner state is not finite")
     self._fetched = order, data[:fragments], state
@@ -238,7 +242,7 @@ class HostTransfer:
       (full.name, payload.payload_bytes(boxes, full))
       for boxes in self._slices.needed
     ]
-    state_bytes = bytes_here(self._device.state_like)
+    state_bytes = bytes_here(self._programs.state_like)
     found = [(each.codec, each.nbytes) for each in payloads]
     inner = found[len(expected) :]
     total = sum(nbytes for _, nbytes in inner)
@@ -260,7 +264,7 @@ class HostTransfer:
     """Puts the host's copy of a fragment on the devices as well."""
     held = self.replica.held()[fragment]
     self._arrived[fragment, held.version] = ArrivedFragment(
-      fragment, held, self._device.put_fragment(fragment, held.theta)
+      fragment, held, self._programs.put_fragment(fragment, held.theta)
     )
 
   def _by_shard(self, fragment: int):
@@ -324,7 +328,7 @@ def to_chunks(state) -> list[np.ndarray]:
 
 
 def from_chunks(chunks: Sequence[np.ndarray], like) -> dict[str, np.ndarray]:
-  """Returns the arrays that `to_chunks` cut, by name, for `Device.put_state`.
+  """Returns the arrays that `to_chunks` cut, by name, for `put_state`.
 
   Args:
     like: shapes, dtypes and shardings of the state.
