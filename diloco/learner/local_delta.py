@@ -92,7 +92,7 @@ class LocalDelta:
     params: Mapping[str, jax.Array],
     theta: Arrays,
     placed: Copy,
-    said: Any,
+    order: Any,
     training: bool,
   ) -> dict[str, jax.Array]:
     """Dispatches the blend of Θ_p into θ and makes Θ_p the new base.
@@ -101,16 +101,16 @@ class LocalDelta:
       params: θ, path -> array; donated.
       theta: Θ_p on the host.
       placed: Θ_p on the devices.
-      said: has `carry`, `handle` and `keep`, as
+      order: has `carry`, `handle` and `keep`, as
         `protocol.learner.events.Apply` has.
       training: False before the first step: there is no progress yet.
     """
     copies = self._copies.get(fragment, {})
     self.bases[fragment] = theta
     self._references.pop(fragment, None)
-    self._copies[fragment] = self._kept(fragment, said.keep)
-    if training and said.carry:
-      since = copies[said.handle]
+    self._copies[fragment] = self._kept(fragment, order.keep)
+    if training and order.carry:
+      since = copies[order.handle]
       return self._programs.blend(fragment, params, placed, since)
     if not training or not self._blending.interpolates:
       return self._programs.replace(fragment, params, placed)

@@ -217,7 +217,7 @@ class SyncerClient:
 
   def donate(
     self,
-    said: host_messages.DonateAt,
+    order: host_messages.DonateAt,
     step: int,
     held: Sequence[FragmentReplica],
     state,
@@ -225,7 +225,7 @@ class SyncerClient:
     """Offers a newcomer Θ and the inner state of a boundary.
 
     Args:
-      said: what the other hosts were told.
+      order: what the other hosts were told.
       step: own step at the boundary.
       held: Θ at the boundary, by fragment.
       state: a `HeldState`, released once its bytes are taken.
@@ -237,11 +237,11 @@ class SyncerClient:
       try:
         if gone and self._hosts.count == 1:
           return  # The syncer it was meant for is gone.
-        offered = self._transfer.donate(said, step, held, state.inner_state)
+        offered = self._transfer.donate(order, step, held, state.inner_state)
       finally:
         state.release()
       if session is None or session is not self._session:
-        self._transfer.end_donations((said.learner, said.incarnation))
+        self._transfer.end_donations((order.learner, order.incarnation))
       elif offered is not None:
         session.client.send(offered)
 

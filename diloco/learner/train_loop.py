@@ -257,10 +257,10 @@ class TrainLoop:
   def _donate(self, effect: learner_events.DonateState):
     """Holds the inner state of this boundary, on all hosts, for a newcomer."""
     handles = self._client.donation_handles()
-    said = host_messages.DonateAt(effect.learner, effect.incarnation, handles)
+    order = host_messages.DonateAt(effect.learner, effect.incarnation, handles)
     self._tape.save(self._step)
-    state = self._do(said)
-    self._client.donate(said, effect.step, list(self._state.held), state)
+    state = self._do(order)
+    self._client.donate(order, effect.step, list(self._state.held), state)
 
   def _apply(self, effect: learner_events.Apply):
     p, version = effect.fragment, effect.version
@@ -269,15 +269,15 @@ class TrainLoop:
       return
     self._tape.apply(self._step, effect, arrived.held.crc)
     carry, handle, keep = effect.carry, effect.handle, effect.keep
-    said = host_messages.ApplyFragment(
+    order = host_messages.ApplyFragment(
       p, version, self._training, carry, handle, keep
     )
-    self._do(said, arrived)
+    self._do(order, arrived)
 
-  def _do(self, said, given=None):
+  def _do(self, order, argument=None):
     """Performs here what all other hosts are told to perform."""
-    self._hosts.tell(said)
-    return self._state.perform(said, given)
+    self._hosts.tell(order)
+    return self._state.perform(order, argument)
 
   def _report(self):
     """Waits for the step before the one just dispatched, and reports it."""

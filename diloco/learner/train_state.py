@@ -66,45 +66,45 @@ class TrainState:
     )
     self.holder = DoubleBuffer(programs)
 
-  def perform(self, said, given: Any = None):
+  def perform(self, order, argument: Any = None):
     """Performs a message at this boundary.
 
     Args:
-      said: the message.
-      given: the fragment that has arrived, or the donor's inner state, where
+      order: the message.
+      argument: the fragment that has arrived, or the donor's inner state, where
         the message is about one.
 
     Returns:
       The metrics of a step, the copy of a snapshot, whether a save has begun,
       or the state that is held for a newcomer.
     """
-    match said:
+    match order:
       case host_messages.MakeStep():
-        return self._step(said)
+        return self._step(order)
       case host_messages.TakeSnapshot():
-        handle, keep = said.handle, said.keep
-        return self.own.snapshot(said.fragment, self.params, handle, keep)
+        handle, keep = order.handle, order.keep
+        return self.own.snapshot(order.fragment, self.params, handle, keep)
       case host_messages.ApplyFragment():
-        self._apply(said, given)
+        self._apply(order, argument)
       case host_messages.DonateAt():
         return self.holder.hold_state(self.inner_state)
       case host_messages.AdoptState():
-        self.inner_state = self._programs.put_state(given)
+        self.inner_state = self._programs.put_state(argument)
       case host_messages.ResetState():
         self.inner_state = self._programs.fresh_state(self.params)
       case host_messages.BeginAt():
         threads = self._run_spec.config.data.threads
-        self._batches = pipeline.batches(self._dataset, said.position, threads)
-        self._positions = itertools.count(said.position)
+        self._batches = pipeline.batches(self._dataset, order.position, threads)
+        self._positions = itertools.count(order.position)
       case host_messages.SaveAt():
         return self._records.save_state(
-          said.step,
+          order.step,
           self.holder.hold(self.params, self.inner_state),
           self.own.bases,
-          json.loads(said.progress),
+          json.loads(order.progress),
         )
       case _:
-        raise TypeError(f'Not for the loop: {said!r}.')
+        raise TypeError(f'Not for the loop: {order!r}.')
     return None
 
   def end(self):
@@ -114,29 +114,29 @@ class TrainState:
     if self._programs.profiler is not None:
       self._programs.profiler.close()
 
-  def _step(self, said: host_messages.MakeStep) -> dict[str, jax.Array]:
+  def _step(self, order: host_messages.MakeStep) -> dict[str, jax.Array]:
     position = next(self._positions)
-    assert position == said.position, f'{position=}, told {said.position}'
+    assert position == order.position, f'{position=}, told {order.position}'
     if self._programs.profiler is not None:
       self._programs.profiler.before_step()
     placed = self._programs.put_batch(next(self._batches))
     draw = self._learner, position
     self.params, self.inner_state, metrics = self.holder.step(
-      self.params, self.inner_state, placed, said.lr, draw
+      self.params, self.inner_state, placed, order.lr, draw
     )
     return metrics
 
-  def _apply(self, said: host_messages.ApplyFragment, arrived: ArrivedFragment):
+  def _apply(self, order: host_messages.ApplyFragment, arrived: ArrivedFragment):
     """Blends in Θ_p; before the first step there is nothing to blend."""
-    p = said.fragment
+    p = order.fragment
     self.held[p] = arrived.held
     self.params = self.own.take_in(
       p,
       self.holder.to_blend(self.params),
       arrived.held.theta,
       arrived.device,
-      said,
-      said.blended,
+      order,
+      order.blended,
     )
 
 

@@ -112,10 +112,10 @@ class FragmentTransfer:
     done = self._done(host_messages.HostDone(order.job, addresses=own))
     return sum((each.addresses for each in done), ())
 
-  def tell(self, said):
+  def tell(self, order):
     """Has all hosts perform a message about a session."""
-    self._hosts.tell(said)
-    self._host.sessions.perform(said)
+    self._hosts.tell(order)
+    self._host.sessions.perform(order)
 
   # Out ----------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class FragmentTransfer:
 
   def donate(
     self,
-    said: host_messages.DonateAt,
+    order: host_messages.DonateAt,
     step: int,
     held: Sequence[FragmentReplica],
     state,
@@ -151,7 +151,7 @@ class FragmentTransfer:
     The other hosts, told by the loop, offer their parts under the same handles.
 
     Args:
-      said: what the other hosts were told.
+      order: what the other hosts were told.
       step: own step of this learner at the boundary.
       held: Θ at the boundary, by fragment.
       state: a copy of the inner state.
@@ -160,7 +160,7 @@ class FragmentTransfer:
       The message that announces it; None if a host failed and nothing is on
       offer.
     """
-    newcomer, handles = (said.learner, said.incarnation), said.handles
+    newcomer, handles = (order.learner, order.incarnation), order.handles
     address, parts = self._host.donate(newcomer, handles, held, state)
     own = host_messages.HostDone(handles[0], '', (address,), parts)
     done = self._done(own, STATE_S)
@@ -169,8 +169,8 @@ class FragmentTransfer:
       return None
     address, *others = (each.addresses[0] for each in done)
     return messages.StateOffered(
-      learner=said.learner,
-      incarnation=said.incarnation,
+      learner=order.learner,
+      incarnation=order.incarnation,
       versions=tuple(each.version for each in held),
       crcs=tuple(each.crc for each in held),
       step=step,

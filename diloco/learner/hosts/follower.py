@@ -56,7 +56,7 @@ class Follower:
     self._records = records
     self._saving_step = 0  # Of the save in progress.
     self._todo: queue.SimpleQueue = queue.SimpleQueue()  # Orders, or an error.
-    self._made = threading.Event()
+    self._ready = threading.Event()
     self._up = Worker('up', JOBS_MAX, self._todo.put)
     self._down = Worker('down', JOBS_MAX, self._todo.put)
     self._connection = leading
@@ -65,7 +65,7 @@ class Follower:
     restored = restore(run_spec, programs, records, self._next().step)
     self._state = TrainState(run_spec, learner, programs, restored, records)
     self._transfer = HostTransfer(run_spec, programs, restored.host, plane)
-    self._made.set()
+    self._ready.set()
 
   def stop(self, *_):
     """Asks the leading host to end the learner in good order; signal-safe."""
@@ -102,7 +102,7 @@ class Follower:
     if isinstance(message, host_messages.RestoreFrom):
       self._todo.put(message)
       return
-    self._made.wait()
+    self._ready.wait()
     transfer, down = self._transfer, self._down
     match message:
       case host_messages.OpenSession():
@@ -119,7 +119,7 @@ class Follower:
         self._answer(down, message.job, lambda: transfer.fetch(message))
       case host_messages.FetchOver():
         end = lambda: transfer.end_fetch(message.taken)  # noqa: E731
-        self._answer(down, message.job, end, told=message.taken)
+        self._answer(down, message.job, end, reports=message.taken)
       case host_messages.EndDonations():
         self._submit(self._up, lambda: transfer.end_donations(message.newcomer))
       case _:  # The loop executes it, in order.
@@ -134,7 +134,7 @@ class Follower:
     worker: Worker,
     job: int,
     perform: Callable[[], Done],
-    told: bool = True,
+    reports: bool = True,
   ):
     """Performs on a worker, and reports what is on offer or why it failed."""
 
@@ -144,7 +144,7 @@ class Follower:
       except (TransferFailed, Mismatch) as error:
         reason = f'{type(error).__name__}: {error}'
         done = host_messages.HostDone(job, reason)
-      if told:
+      if reports:
         self._say(done)
 
     self._submit(worker, run)

@@ -424,29 +424,29 @@ class HostSessions:
       self._open[session] = opened
     return tuple(publisher.address for publisher in opened.publishers)
 
-  def perform(self, said):
+  def perform(self, order):
     """Performs one of `OF_SESSIONS`; nothing if the session has ended."""
-    found = self._found(said.session)
-    if found is None:
+    session = self._session(order.session)
+    if session is None:
       return
-    match said:
+    match order:
       case host_messages.SyncerAt():
-        before, first = found.fetchers, self._host * self._shards
-        own = said.addresses[first : first + self._shards]
-        found.fetchers = payload_parts.Fetchers(self._plane, own)
+        before, first = session.fetchers, self._host * self._shards
+        own = order.addresses[first : first + self._shards]
+        session.fetchers = payload_parts.Fetchers(self._plane, own)
         if before is not None:
           before.close()
       case host_messages.ShardMoved():
-        if found.fetchers is not None:
-          found.fetchers.move(said.shard, said.addresses[self._host])
+        if session.fetchers is not None:
+          session.fetchers.move(order.shard, order.addresses[self._host])
       case host_messages.CloseSession():
         with self._lock:
-          self._open.pop(said.session, None)
-        found.close()
+          self._open.pop(order.session, None)
+        session.close()
       case host_messages.HostRetire():
-        for handle in said.handles:
-          found.unretired.pop(handle, None)
-          for publisher in found.publishers:
+        for handle in order.handles:
+          session.unretired.pop(handle, None)
+          for publisher in session.publishers:
             publisher.retire(handle)
 
   def has_room(self, session: int, fragment: int) -> bool:
@@ -455,10 +455,10 @@ class HostSessions:
     A stopped syncer releases nothing: offers to it must not fill this host, and
     what it finds when it resumes must still be there to be pulled.
     """
-    found = self._found(session)
-    if found is None:
+    opened = self._session(session)
+    if opened is None:
       return False
-    return list(found.unretired.values()).count(fragment) < OFFERS_MAX
+    return list(opened.unretired.values()).count(fragment) < OFFERS_MAX
 
   def offer(
     self, session: int, fragment: int, handle: int, shares: Shares
@@ -468,26 +468,26 @@ class HostSessions:
     Raises:
       Closed: the session has ended.
     """
-    found = self._found(session)
-    if found is None:
+    opened = self._session(session)
+    if opened is None:
       raise Closed('the session has ended')
-    for publisher, data in zip(found.publishers, shares, strict=True):
+    for publisher, data in zip(opened.publishers, shares, strict=True):
       if data.size:
         publisher.offer(handle, data)
-    found.unretired[handle] = fragment
+    opened.unretired[handle] = fragment
     return tuple(map(payload_parts.part_of, shares))
 
   def fetchers(self, session: int) -> payload_parts.Fetchers:
     """Returns what pulls in a session; raises `Closed` if it has ended."""
-    found = self._found(session)
-    if found is None or found.fetchers is None:
+    opened = self._session(session)
+    if opened is None or opened.fetchers is None:
       raise Closed('the session has ended')
-    return found.fetchers
+    return opened.fetchers
 
   def close(self):
     for session in list(self._open):
       self.perform(host_messages.CloseSession(session))
 
-  def _found(self, session: int) -> _HostSession | None:
+  def _session(self, session: int) -> _HostSession | None:
     with self._lock:
       return self._open.get(session)
