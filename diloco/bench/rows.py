@@ -163,7 +163,7 @@ class Stages:
 
   def __init__(self, run_spec: RunSpec):
     pieces = max(
-      run_spec.layout.fragments, key=lambda each: sum(x.size for x in each)
+      run_spec.layout.fragments, key=lambda xs: sum(x.size for x in xs)
     )
     up, down = run_spec.up, run_spec.down
     vs = {

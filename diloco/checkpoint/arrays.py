@@ -95,10 +95,10 @@ def unpack(
     if at['volume'] >= len(volumes) or stop > volumes[at['volume']].nbytes:
       raise BrokenRecord(f'the bytes of {name} are not there')
     data = volumes[at['volume']][at['start'] : stop]
-    found = native.crc32(data)
-    if found != at['crc']:
+    actual = native.crc32(data)
+    if actual != at['crc']:
       raise BrokenRecord(
-        f'{name} has the CRC {found:08x}, {at["crc"]:08x} was written'
+        f'{name} has the CRC {actual:08x}, {at["crc"]:08x} was written'
       )
     arrays[name] = data.view(dtype).reshape(at['shape'])
   return arrays

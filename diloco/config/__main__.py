@@ -120,12 +120,12 @@ def _comments(text: str) -> dict[str, str]:
   return found
 
 
-def _choices(found: re.Match) -> str:
+def _choices(match: re.Match) -> str:
   """Lists the choices that the protocol's comments call 'a key of NAME'."""
   for module in (protocol_config, round_policy):
-    if hasattr(module, found[1]):
-      return f'one of {", ".join(getattr(module, found[1]))}'
-  return found[0]
+    if hasattr(module, match[1]):
+      return f'one of {", ".join(getattr(module, match[1]))}'
+  return match[0]
 
 
 if __name__ == '__main__':

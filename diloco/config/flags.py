@@ -446,13 +446,13 @@ def given_config(argv: Sequence[str]) -> Mapping:
   return values[CONFIG].value
 
 
-def _print_config(given: Mapping) -> None:
+def _print_config(config: Mapping) -> None:
   """Prints what a command line resolves to."""
-  if 'study' in given:
-    resolved = dataclasses.asdict(simulation.build(given))
-    resolved['study']['kind'] = given.study.kind
+  if 'study' in config:
+    resolved = dataclasses.asdict(simulation.build(config))
+    resolved['study']['kind'] = config.study.kind
   else:
-    resolved = run_config.unfold(dataclasses.asdict(run_config.build(given)))
+    resolved = run_config.unfold(dataclasses.asdict(run_config.build(config)))
   print(config_files.source(resolved, 'All keys of a run.'), end='')
 
 

@@ -20,7 +20,7 @@ WATCHED_BYTES = 1 << 20
 Watch = Callable[[int, int], None]
 
 
-def unwatched(done: int, of: int) -> None:
+def unwatched(done: int, total: int) -> None:
   """Says nothing of how far a work is."""
 
 

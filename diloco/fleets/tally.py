@@ -211,12 +211,12 @@ class Tally(Observer):
           self._still_of_use(process.id, effect)
 
   def _still_of_use(
-    self, learner: int, said: learner_events.Snapshot | learner_events.Apply
+    self, learner: int, effect: learner_events.Snapshot | learner_events.Apply
   ) -> dict[int, int]:
     """Returns the copies that a round may yet merge; forgets others."""
-    key = learner, said.fragment
+    key = learner, effect.fragment
     copied = self._copied.get(key, {})
-    self._copied[key] = {h: copied[h] for h in copied if h in said.keep}
+    self._copied[key] = {h: copied[h] for h in copied if h in effect.keep}
     return self._copied[key]
 
   def _merge(self, now_s: float, merge: syncer_events.Merge):

@@ -235,7 +235,7 @@ class DataParallel(LabRun):
     self._arrays = DataParallelArrays(run_spec, self._learners)
     self._batches = [0] * self._learners  # Number trained by each learner.
     self._steps = 0
-    self._told = 0  # Reported deaths of the group.
+    self._reported = 0  # Reported deaths of the group.
     self._coming: list[tuple[float, int]] = []  # (time of return, learner).
     self._tally = Tally(timeline_s)
 
@@ -346,10 +346,10 @@ class DataParallel(LabRun):
 
   def _tell_of_deaths(self):
     """Reports the deaths so far, and the learners that are back."""
-    for learner, dies_s, back_s in self._group.deaths[self._told :]:
+    for learner, dies_s, back_s in self._group.deaths[self._reported :]:
       self._observer.happened(dies_s, learner_name(learner), 'killed')
       self._coming.append((back_s, learner))
-    self._told = len(self._group.deaths)
+    self._reported = len(self._group.deaths)
     for back_s, learner in sorted(self._coming):
       if back_s <= self._group.now_s:
         self._observer.happened(back_s, learner_name(learner), 'started')

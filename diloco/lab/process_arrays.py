@@ -99,12 +99,8 @@ class LearnerArrays:
     self._programs = lab.programs
     self._params = params
     self._inner = inner
-    self._own = LocalDelta(
-      lab.programs,
-      run_spec.config.protocol.blend,
-      dict(enumerate(bases)),
-      params,
-    )
+    blend = run_spec.config.protocol.blend
+    self._own = LocalDelta(lab.programs, blend, dict(enumerate(bases)), params)
     self.base_crcs = list(start.crcs)
     self._host = whole_replica(run_spec, bases, start.versions)
     self._donated: Donated | None = None

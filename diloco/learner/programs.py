@@ -81,7 +81,7 @@ class StepPrograms:
     self._state_shardings = jax.tree.map(lambda x: x.sharding, self.state_like)
     self.compiled: dict[str, jax.stages.Compiled] = {}
     self._compiling = threading.Lock()
-    self._double_buffered: jax.stages.Compiled | None = None
+    self._buffered: jax.stages.Compiled | None = None
     with jax.set_mesh(self._mesh):
       self._init_state = jax.jit(
         self._inner.init, out_shardings=self._state_shardings
@@ -134,21 +134,19 @@ class StepPrograms:
       spare: (parameters, inner state), overwritten by the results; donated.
     """
     draw = np.array(draw, np.uint32)
-    return self._double_buffered(
-      params, state, batch, np.float32(lr), draw, spare
-    )
+    return self._buffered(params, state, batch, np.float32(lr), draw, spare)
 
   def compile_double_buffered(self):
     """Compiles `step_double_buffered`, once for all learners that share it."""
     with self._compiling:
-      if self._double_buffered is not None:
+      if self._buffered is not None:
         return
 
       def step(params, state, batch, lr, draw, spare):
         del spare  # Where the results go.
         return self._inner_step(params, state, batch, lr, draw)
 
-      self._double_buffered = self._compile_step(
+      self._buffered = self._compile_step(
         step,
         (self.params_like, self.state_like),
         donate_argnums=5,
@@ -170,8 +168,8 @@ class StepPrograms:
       **options: of `jax.jit`.
     """
     with jax.set_mesh(self._mesh):
-      made = jax.jit(function, out_shardings=out, **options)
-      return made.lower(*like).compile()
+      jitted = jax.jit(function, out_shardings=out, **options)
+      return jitted.lower(*like).compile()
 
   def _compile_step(self, step, *more, **options) -> jax.stages.Compiled:
     data = self._run_spec.config.data
@@ -252,12 +250,10 @@ class LearnerPrograms(StepPrograms):
     protocol = run_spec.config.protocol
     rule = make_blend(protocol.blend, protocol.blend_alpha)
     self._blends = [self._compile_blend('blend', rule, p) for p in count]
-    self._replacements = self._blends
+    self._replaces = self._blends
     if protocol.blend != REPLACE:
       rule = make_blend(REPLACE)
-      self._replacements = [
-        self._compile_blend(REPLACE, rule, p) for p in count
-      ]
+      self._replaces = [self._compile_blend(REPLACE, rule, p) for p in count]
 
   def copy_state(self, state):
     """Dispatches a copy of the inner state, on its way to the host.
@@ -340,7 +336,7 @@ class LearnerPrograms(StepPrograms):
 
     A joining learner has no progress that a blend could keep.
     """
-    return self._replacements[fragment](params, global_, global_)
+    return self._replaces[fragment](params, global_, global_)
 
   def _place_of(self, piece: Piece) -> NamedSharding:
     splits = self.partition.piece_splits(piece)
@@ -370,8 +366,8 @@ class LearnerPrograms(StepPrograms):
       for piece in pieces:
 
         def blended(theta, name=piece.name):
-          told = (x[name].reshape(theta.shape) for x in (global_, snapshot))
-          return rule({name: theta}, *({name: x} for x in told))[name]
+          values = (x[name].reshape(theta.shape) for x in (global_, snapshot))
+          return rule({name: theta}, *({name: x} for x in values))[name]
 
         params = change(params, piece, blended)
       return params
@@ -477,8 +473,8 @@ def take_boxes(
 def _inside(index: tuple[slice, ...], box: Slice):
   """Returns a shard's index within a box; None if it is not inside."""
   at = []
-  for each, size, (first, last) in zip(index, box.piece.shape, box.ranges):
-    start, stop, _ = each.indices(size)
+  for part, size, (first, last) in zip(index, box.piece.shape, box.ranges):
+    start, stop, _ = part.indices(size)
     if not first <= start <= stop <= last:
       return None
     at.append(slice(start - first, stop - first))

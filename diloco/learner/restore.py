@@ -65,7 +65,7 @@ def restore(
   slices, slice_map = programs.holding, None
   if programs.partition.host_count > 1:
     slice_map = SliceMap(run_spec.owners, programs.partition)
-  found = None
+  saved = None
   if step is not None:
     records.set_aside_after(step)
   if step != NONE:
@@ -74,26 +74,26 @@ def restore(
       p: {box.name: like(box.shape) for box in boxes}
       for p, boxes in enumerate(slices.needed)
     }
-    found = records.restore_state(
+    saved = records.restore_state(
       programs.params_like, programs.state_like, bases_like, step
     )
-  if found is None and step not in (None, NONE):
+  if saved is None and step not in (None, NONE):
     raise CheckpointGone(f'the checkpoint of step {step} can not be read')
-  if found is None:
+  if saved is None:
     # Drawn once: the bases are views of what the devices are given. Whole, so
     # that each host knows the initial CRCs by itself.
     initial = run_spec.initial_parameters()
     params, state = programs.init(initial)
     whole = whole_replica(run_spec, run_spec.fragments_of(initial))
     held = [
-      dataclasses.replace(each, theta=slices.needed_of(p, each.theta))
-      for p, each in enumerate(whole.held())
+      dataclasses.replace(replica, theta=slices.needed_of(p, replica.theta))
+      for p, replica in enumerate(whole.held())
     ]
     host = Replica(run_spec, held, slice_map, slices.host)
     start = Start.from_seed(host.crcs())
     return RestoredState(params, state, host, start, SEED)
-  progress, arrays = found.meta['progress'], found.arrays
-  logging.info('goes on from %s', found.path)
+  progress, arrays = saved.meta['progress'], saved.arrays
+  logging.info('goes on from %s', saved.path)
   held = [
     FragmentReplica(version, arrays['bases'][p], crc)
     for p, (version, crc) in enumerate(

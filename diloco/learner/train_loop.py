@@ -245,8 +245,8 @@ class TrainLoop:
     prepared = self._client.prepare_offer(effect)
     session = prepared.incarnation if prepared else 0
     p, handle, keep = effect.fragment, effect.handle, effect.keep
-    said = host_messages.TakeSnapshot(p, session, handle, keep)
-    theta = self._do(said)
+    order = host_messages.TakeSnapshot(p, session, handle, keep)
+    theta = self._do(order)
     self._tape.snapshot(self._step, effect)
     if self._config.protocol.overlap_steps == 0:
       self._report()
@@ -351,10 +351,10 @@ class TrainLoop:
       self._client.machine_state(),
       self._position,
       self._client.process,
-      tuple(each.crc for each in self._state.held),
+      tuple(replica.crc for replica in self._state.held),
     )
-    said = host_messages.SaveAt(self._step, json.dumps(progress))
-    if self._do(said):
+    order = host_messages.SaveAt(self._step, json.dumps(progress))
+    if self._do(order):
       self._saving_step = self._step
 
   def _save_last(self):

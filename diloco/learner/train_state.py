@@ -61,7 +61,7 @@ class TrainState:
     self.own = LocalDelta(
       programs,
       run_spec.config.protocol.blend,
-      {p: each.theta for p, each in enumerate(self.held)},
+      {p: replica.theta for p, replica in enumerate(self.held)},
       self.params,
     )
     self.holder = DoubleBuffer(programs)
@@ -126,15 +126,15 @@ class TrainState:
     )
     return metrics
 
-  def _apply(self, order: host_messages.ApplyFragment, arrived: ArrivedFragment):
+  def _apply(self, order: host_messages.ApplyFragment, new: ArrivedFragment):
     """Blends in Θ_p; before the first step there is nothing to blend."""
     p = order.fragment
-    self.held[p] = arrived.held
+    self.held[p] = new.held
     self.params = self.own.take_in(
       p,
       self.holder.to_blend(self.params),
-      arrived.held.theta,
-      arrived.device,
+      new.held.theta,
+      new.device,
       order,
       order.blended,
     )
@@ -284,7 +284,7 @@ class DoubleBuffer:
     if self._state.arrays is not state:  # A peer's came in its place.
       self.hold_state(state).release()
     spare = self._spare_params.take(), self._spare_state.take()
-    made = self._programs.step_double_buffered(
+    results = self._programs.step_double_buffered(
       params, state, batch, lr, draw, spare
     )
     if self._params is None:
@@ -293,7 +293,7 @@ class DoubleBuffer:
       self._params.leave()
     self._params = None
     self._leave_state()
-    return made
+    return results
 
   def _leave_state(self):
     if self._state is not None:

@@ -110,7 +110,7 @@ class FragmentTransfer:
     self._hosts.tell(order)
     own = self._host.sessions.open(session)
     done = self._done(host_messages.HostDone(order.job, addresses=own))
-    return sum((each.addresses for each in done), ())
+    return sum((host.addresses for host in done), ())
 
   def tell(self, order):
     """Has all hosts perform a message about a session."""
@@ -202,9 +202,9 @@ class FragmentTransfer:
     version = self._replica.held()[fragment].version
     shares = self._host.encode_held(fragment)
     full = self._run_spec.full
-    found = self._offered(fragment, full, shares, session, handle)
+    offered = self._offered(fragment, full, shares, session, handle)
     crc = self._replica.held()[fragment].crc
-    return messages.FragmentOffered(fragment, version, found, crc)
+    return messages.FragmentOffered(fragment, version, offered, crc)
 
   def _offered(
     self,
@@ -219,11 +219,11 @@ class FragmentTransfer:
       own = self._host.sessions.offer(session, fragment, handle, shares)
     finally:
       others = self._hosts.answers(handle)
-    for host, each in others.items():
-      if each.reason:
-        raise Closed(f'host {host}: {each.reason}')
+    for host, host_done in others.items():
+      if host_done.reason:
+        raise Closed(f'host {host}: {host_done.reason}')
     done = self._in_order(host_messages.HostDone(handle, parts=own), others)
-    parts = sum((each.parts for each in done), ())
+    parts = sum((host_done.parts for host_done in done), ())
     return payload_parts.announced_parts(handle, codec.name, parts)
 
   def _done(
@@ -314,8 +314,8 @@ class FragmentTransfer:
     """Has every host fetch its own parts concurrently; then all adopt them."""
     addresses = (offered.address, *offered.other_addresses)
     if len(addresses) != self._hosts.count or any(
-      len(each.parts) != (len(addresses) if len(addresses) > 1 else 0)
-      for each in offered.payloads
+      len(payload.parts) != (len(addresses) if len(addresses) > 1 else 0)
+      for payload in offered.payloads
     ):
       raise Mismatch(
         f'a donor of {len(addresses)} hosts, this learner has '

@@ -196,7 +196,7 @@ class _Balance:
         settled = min(settled, cut)
         continue
       pending = process.last - settled
-      pending -= sum(each.high - each.low for each in self._unheard)
+      pending -= sum(gap.high - gap.low for gap in self._unheard)
       if process.end is not None:
         self._lost[process.end] += pending
         pending = 0
@@ -212,13 +212,13 @@ class _Balance:
   def _unheard_of(self, number: int, process: Process) -> list['_Unheard']:
     """Returns the merges of the process that it has not heard of."""
     tokens = {x.name[1]: x.tokens for x in self._merged if x.name[0] == number}
-    found = []
+    unheard = []
     for handle, many in tokens.items():
       name = self._p, handle
       if name in process.offers and name not in process.taken_in:
         high = process.offers[name]
-        found.append(_Unheard(number, high - many, high))
-    return found
+        unheard.append(_Unheard(number, high - many, high))
+    return unheard
 
   def _skip(self, settled: int, first: int) -> int:
     """Loses what a checkpoint had pending and its process does not count.
@@ -232,8 +232,8 @@ class _Balance:
     """
     if first > settled:
       merged = (
-        max(0, min(each.high, first) - max(each.low, settled))
-        for each in self._unheard
+        max(0, min(gap.high, first) - max(gap.low, settled))
+        for gap in self._unheard
       )
       self._lost[RESTORED] += first - settled - sum(merged)
       self._unheard = [x for x in self._unheard if x.high > first]
@@ -260,13 +260,13 @@ class _Balance:
     """
     begin = max(settled, cut)
     left, rest = max(0, process.last - begin), []
-    for each in self._unheard:
-      before = each.number != number and bool(process.bootstrap[self._p])
-      self._take_back(max(0, min(each.high, settled) - each.low), before)
-      left -= max(0, each.high - max(each.low, begin))
-      low, high = max(each.low, settled), min(each.high, cut)
+    for gap in self._unheard:
+      before = gap.number != number and bool(process.bootstrap[self._p])
+      self._take_back(max(0, min(gap.high, settled) - gap.low), before)
+      left -= max(0, gap.high - max(gap.low, begin))
+      low, high = max(gap.low, settled), min(gap.high, cut)
       if low < high:
-        rest.append(_Unheard(each.number, low, high))
+        rest.append(_Unheard(gap.number, low, high))
     self._unheard = rest
     return left
 
@@ -274,13 +274,13 @@ class _Balance:
     """Counts merges that learners knew of, and the syncer no longer does."""
     kept = {x.name for x in self._merged}
     processes = dict(self._processes)
-    for each in {x.name: x for x in self._void}.values():
-      number, handle = each.name
+    for offer in {x.name: x for x in self._void}.values():
+      number, handle = offer.name
       process = processes.get(number)
-      if process is None or each.name in kept:
+      if process is None or offer.name in kept:
         continue
       if (self._p, handle) in process.taken_in:
-        self._lost[LEDGER] += each.tokens
+        self._lost[LEDGER] += offer.tokens
 
 
 def unexplained(rows: Iterable[TokenCounts]) -> int:
@@ -440,9 +440,9 @@ class _Reader:
       (share for m, share in shares if m == learner),
       (share for _, share in shares),
     ):
-      for each in offers:
-        if each.get('c_steps'):
-          return each['c_tokens'] // each['c_steps']
+      for offer in offers:
+        if offer.get('c_steps'):
+          return offer['c_tokens'] // offer['c_steps']
     return 0
 
   def _merge(self, account: TokenAccount, learner: int):

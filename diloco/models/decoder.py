@@ -47,7 +47,8 @@ def make_decoder(config: DecoderConfig) -> api.Model:
     if experts is None:
       return cross_entropy(decoder(tokens_BL[:, :-1]), tokens_BL[:, 1:])
     logits_BLV, told_N = decoder.run(
-      tokens_BL[:, :-1], lambda each: routing.balance(each, experts.bias_rate)
+      tokens_BL[:, :-1],
+      lambda chosen: routing.balance(chosen, experts.bias_rate),
     )
     loss, metrics = cross_entropy(logits_BLV, tokens_BL[:, 1:])
     more, load = routing.auxiliary(told_N, experts)

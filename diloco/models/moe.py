@@ -208,11 +208,11 @@ def spread(
     # here; the cause is unknown. A test compares with one device.
     check_vma=False,
   )
-  def each(*arrays):
+  def experts_of_device(*arrays):
     part_BLD = _asked(*arrays, experts=(of_experts, experts))
     return jax.lax.psum(part_BLD, tuple(split)) if split else part_BLD
 
-  y_BLD = each(x_BLD, chosen_BLK, gates_BLK, *matrices)
+  y_BLD = experts_of_device(x_BLD, chosen_BLK, gates_BLK, *matrices)
   return y_BLD.astype(x_BLD.dtype)
 
 

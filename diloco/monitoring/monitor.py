@@ -46,12 +46,12 @@ CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _FAMILIES = {'gauge': GaugeMetricFamily, 'counter': CounterMetricFamily}
 
 
-def check_host(host: str, vouched: bool, given: str, vouch: str) -> None:
+def check_host(host: str, vouched: bool, flag: str, vouch: str) -> None:
   """Refuses an address at which other machines could read the run.
 
   Args:
     vouched: whether the operator vouches for those that reach it.
-    given: the flag that names the host, with its value.
+    flag: the flag that names the host, with its value.
     vouch: the flag that vouches.
 
   Raises:
@@ -60,7 +60,7 @@ def check_host(host: str, vouched: bool, given: str, vouch: str) -> None:
   """
   if not vouched and not is_loopback(host):
     raise ValueError(
-      f'{given}: other machines could read the run without proving who '
+      f'{flag}: other machines could read the run without proving who '
       'they are; use an ssh tunnel to 127.0.0.1, or on a private network '
       f'{vouch}'
     )
@@ -219,7 +219,7 @@ class Monitor:
     self._run = run
     self._process = process
     self._began_s = time.time()
-    self._told: tuple[int | None, Mapping[str, float]] = None, {}
+    self._last: tuple[int | None, Mapping[str, float]] = None, {}
     self._status: RunStatus | None = None
     self._server: PageServer | None = None
 
@@ -241,7 +241,7 @@ class Monitor:
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     """Replaces what was told before."""
-    self._told = int(step), dict(scalars)
+    self._last = int(step), dict(scalars)
 
   def flush(self) -> None:
     """Does nothing: all that was told can be read."""
@@ -275,7 +275,7 @@ class Monitor:
     """
     if self._status is not None:
       return status.as_json(self._status)
-    step, scalars = self._told
+    step, scalars = self._last
     return {
       'run': self._run,
       'process': self._process,
@@ -297,7 +297,7 @@ class Monitor:
 
   def collect(self) -> Iterator[GaugeMetricFamily]:
     """Yields the metrics of the process, as `prometheus_client` asks."""
-    step, scalars = self._told
+    step, scalars = self._last
     if step is not None:
       yield self._gauge('step', 'Step that the scalars are of.', step)
     if names.TIME in scalars:

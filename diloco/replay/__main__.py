@@ -58,9 +58,9 @@ def replay(workdir: Workdir) -> Replayed:
   backend = ReplayBackend(run_spec, LearnerPrograms(run_spec))
   with ProgressLine() as line:
     line.say('the first steps are made')
-    said = counter(line.say, 'inner steps')
+    tell = counter(line.say, 'inner steps')
     return Replay(
-      run_spec, plan, backend, lambda rounds, steps: said(steps, plan.steps)
+      run_spec, plan, backend, lambda rounds, steps: tell(steps, plan.steps)
     ).run()
 
 

@@ -54,9 +54,9 @@ def main(argv) -> int:
   return 0
 
 
-def known_figures(told: status.RunStatus) -> dict[str, float]:
+def known_figures(run_status: status.RunStatus) -> dict[str, float]:
   """Returns the figures of a run that are known, by their names."""
-  values = figures.values(figures.RUN, told)
+  values = figures.values(figures.RUN, run_status)
   return {name: x for name, x in values.items() if x is not None}
 
 

@@ -466,17 +466,17 @@ class SimulatedSyncer:
       cluster.when_reached(process, callback)
 
     def begin():
-      found = cluster.reaches(*session) and handle in process.offers
-      if found:
+      available = cluster.reaches(*session) and handle in process.offers
+      if available:
         del process.offers[handle]  # An offer can be pulled once.
       cluster.sim.at(
         max(arrival_s, self.now) + late_s,
-        lambda: when_it_runs(lambda: arrive(found)),
+        lambda: when_it_runs(lambda: arrive(available)),
       )
 
-    def arrive(found: bool):
+    def arrive(available: bool):
       if self._ends(key, order):
-        here = found and cluster.reaches(*session) and not cluster.fails()
+        here = available and cluster.reaches(*session) and not cluster.fails()
         self._take(effect, process, key, here)
 
     def time_out():

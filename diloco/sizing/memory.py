@@ -245,15 +245,15 @@ def of_config(config: RunConfig) -> SyncerMachine | None:
   return of_layout(config, layout)
 
 
-def machine_lines(found: SyncerMachine) -> Iterator[str]:
+def machine_lines(machine: SyncerMachine) -> Iterator[str]:
   """Yields the machine as text of at most 80 columns."""
   whose = 'its machine'
-  if found.shards > 1:
-    whose = f'each of its {found.shards} machines'
-  yield from lines((*found.memory, found.disk))
+  if machine.shards > 1:
+    whose = f'each of its {machine.shards} machines'
+  yield from lines((*machine.memory, machine.disk))
   yield (
-    f'  {whose}: {found.cpus} CPUs, {found.memory_gib} GiB of memory, '
-    f'{found.disk_gib} GiB of disk'
+    f'  {whose}: {machine.cpus} CPUs, {machine.memory_gib} GiB of memory, '
+    f'{machine.disk_gib} GiB of disk'
   )
 
 

@@ -102,18 +102,18 @@ def with_missing(
   root: pathlib.Path,
   rows: Sequence[Variant],
   seeds: int,
-  made: Mapping[str, RunConfig],
+  configs: Mapping[str, RunConfig],
 ) -> Sweep:
   """Returns a sweep with the runs that have no result.
 
   Args:
-    made: configurations by label.
+    configs: configurations by label.
   """
   runs = [
     SweepRun(
       variant,
       seed,
-      dataclasses.replace(made[variant.label], seed=seed),
+      dataclasses.replace(configs[variant.label], seed=seed),
       Workdir(sweep.folder(root, variant.label, seed)),
       Workdir(root).compiled,
     )
@@ -327,7 +327,7 @@ def make_configs(base: dict, rows: Sequence[Variant]) -> dict[str, RunConfig]:
 
 
 def check(
-  made: Mapping[str, RunConfig],
+  configs: Mapping[str, RunConfig],
   rows: Sequence[Variant],
   seeds: int,
   workdir: pathlib.Path,
@@ -353,7 +353,7 @@ def check(
     or is_over(Workdir(run))
     if (
       differs := _other_kind(run, of_processes)
-      or _difference(made[variant.label], variant.changes, run)
+      or _difference(configs[variant.label], variant.changes, run)
     )
   ]
   if problems:

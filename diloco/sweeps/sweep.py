@@ -218,20 +218,20 @@ class Comparison:
 
 
 def compare(
-  found: Mapping[str, Mapping[int, SeedResult]], rows: Sequence[Variant]
+  results: Mapping[str, Mapping[int, SeedResult]], rows: Sequence[Variant]
 ) -> list[Comparison]:
   """Compares the variants that have a result.
 
   Args:
-    found: by label and seed.
+    results: by label and seed.
   """
   compared = []
   for variant in rows:
-    mine = found.get(variant.label, {})
+    mine = results.get(variant.label, {})
     if not mine:
       continue
     losses = [result.loss for _, result in sorted(mine.items())]
-    theirs = found.get(variant.against, {}) if variant.against else {}
+    theirs = results.get(variant.against, {}) if variant.against else {}
     pairs = (
       [
         mine[seed].loss / theirs[seed].loss - 1

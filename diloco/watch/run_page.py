@@ -498,7 +498,7 @@ def figure_table(runs: Sequence[FollowedRun]) -> Table:
   for figure in figures.shown(figures.RUN, figures.PAGE):
     values = [run.status and figure.value(run.status) for run in runs]
     if any(value is not None for value in values):
-      texts = [run.status and figure.of(run.status) for run in runs]
+      texts = [run.status and figure.text_in(run.status) for run in runs]
       rows.append((figure.label, *texts, *values, figure.meaning))
   names = [run.label if len(runs) > 1 else 'value' for run in runs]
   return Table(

@@ -176,21 +176,21 @@ class Follower:
     return order
 
   def _do(self, order):
-    given = None
+    argument = None
     match order:
       case host_messages.ApplyFragment():
-        given = self._transfer.take_arrived(order.fragment, order.version)
-        assert given is not None, f'{order} has not arrived here'
+        argument = self._transfer.take_arrived(order.fragment, order.version)
+        assert argument is not None, f'{order} has not arrived here'
       case host_messages.AdoptState():
-        given = self._transfer.take_adopted()
-    made = self._state.perform(order, given)
+        argument = self._transfer.take_adopted()
+    result = self._state.perform(order, argument)
     match order:
       case host_messages.TakeSnapshot() if order.session:
         p, encode = order.fragment, self._transfer.encode_delta
         reference = self._state.own.reference(p)
-        self._offer(order, lambda: encode(p, made, reference))
+        self._offer(order, lambda: encode(p, result, reference))
       case host_messages.DonateAt():
-        self._donate(order, made)
+        self._donate(order, result)
       case host_messages.SaveAt():
         self._saving_step = order.step
 

@@ -159,8 +159,8 @@ class HostTransfer:
     self._donations[newcomer] = publisher
     full, needed = self._run_spec.full, self._slices.needed
     fragments = (
-      payload.encode(each.theta, boxes, full)
-      for each, boxes in zip(held, needed, strict=True)
+      payload.encode(copy.theta, boxes, full)
+      for copy, boxes in zip(held, needed, strict=True)
     )
     parts = []
     for data, handle in zip(
@@ -173,8 +173,8 @@ class HostTransfer:
 
   def end_donations(self, newcomer: tuple[int, ...] = ()):
     """Withdraws what was offered to a newcomer, if anything was, or to all."""
-    for each in [newcomer] if newcomer else list(self._donations):
-      publisher = self._donations.pop(each, None)
+    for receiver in [newcomer] if newcomer else list(self._donations):
+      publisher = self._donations.pop(receiver, None)
       if publisher is not None:
         publisher.close()
 
@@ -225,8 +225,8 @@ class HostTransfer:
     thetas = [payload.decode(x, boxes, full) for x, boxes in zip(data, needed)]
     self.replica.adopt(
       [
-        FragmentReplica(*each)
-        for each in zip(order.versions, thetas, order.crcs, strict=True)
+        FragmentReplica(*fields)
+        for fields in zip(order.versions, thetas, order.crcs, strict=True)
       ]
     )
     for p in range(len(thetas)):
@@ -243,11 +243,11 @@ class HostTransfer:
       for boxes in self._slices.needed
     ]
     state_bytes = bytes_here(self._programs.state_like)
-    found = [(each.codec, each.nbytes) for each in payloads]
-    inner = found[len(expected) :]
+    sizes = [(x.codec, x.nbytes) for x in payloads]
+    inner = sizes[len(expected) :]
     total = sum(nbytes for _, nbytes in inner)
     sound = (
-      found[: len(expected)] == expected
+      sizes[: len(expected)] == expected
       and all(
         name == INNER and 0 <= nbytes <= CHUNK_BYTES_MAX
         for name, nbytes in inner
@@ -256,7 +256,7 @@ class HostTransfer:
     )
     if not sound:
       raise Mismatch(
-        f'{len(found)} payloads with {total} bytes of inner state are offered; '
+        f'{len(sizes)} payloads with {total} bytes of inner state are offered; '
         f'this learner takes {len(expected)} fragments and {state_bytes} bytes'
       )
 
@@ -393,8 +393,8 @@ class _HostSession:
 
   def close(self):
     fetchers = (self.fetchers,) if self.fetchers else ()
-    for each in (*self.publishers, *fetchers):
-      each.close()
+    for end in (*self.publishers, *fetchers):
+      end.close()
 
 
 class HostSessions:
