@@ -224,9 +224,7 @@ class JobSpec(JobOptions):
     return self.learners[: self.learners_at_first]
 
   def role_name(self, role: Task) -> str:
-    """Returns a name such as 'run-learner-0', unique in a namespace or
-    project.
-    """
+    """Returns a name like 'run-learner-0', unique in a namespace or project."""
     return f'{self.name}-{role.name}'
 
   def metrics_port_of(self, role: Task) -> int:

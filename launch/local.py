@@ -308,9 +308,7 @@ class _Session:
       raise RunFailed(f'no {self._workdir.evaluation} was written')
 
   def _status(self, display: Display) -> RunStatus | None:
-    """Returns the syncer's last status; a broken one is reported and
-    ignored.
-    """
+    """Returns the syncer's last status; reports and ignores a broken one."""
     try:
       return of_run(self._workdir)
     except files.MalformedFile as error:

@@ -336,9 +336,7 @@ class Supervisor:
 
   @property
   def is_over(self) -> bool:
-    """Returns True if nothing runs or will be started, or the run has
-    failed.
-    """
+    """Returns True if the run failed, or nothing runs or will be started."""
     if self.failure:
       return True
     ends = (FINISHED, DEAD, STOPPED)

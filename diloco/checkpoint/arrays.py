@@ -195,9 +195,7 @@ def _parts(name: str, leaf):
 
 
 def _expected(name: str, like):
-  """Returns (name, index) of the parts that this process should have of a
-  leaf.
-  """
+  """Returns (name, index) of the parts of a leaf that are of this process."""
   sharding = getattr(like, 'sharding', None)
   if sharding is None or sharding.is_fully_addressable:
     return {name: None}.items()

@@ -185,9 +185,7 @@ def check_learner(config: RunConfig, learner: int) -> None:
 
 
 def agreement(config: RunConfig) -> dict[str, str]:
-  """Returns what learners and syncer must agree on: key to value as JSON
-  text.
-  """
+  """Returns what learners and syncer must agree on, as JSON by key."""
   flat = {}
   for key, value in sections.flatten(dataclasses.asdict(config)).items():
     if (

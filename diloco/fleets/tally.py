@@ -114,9 +114,7 @@ class Tally(Observer):
       self.steps_spans += [(process.id, *span) for span in spans]
 
   def settle(self):
-    """Subtracts what deaths took from the useful time; call it before
-    reading.
-    """
+    """Deducts deaths from the useful time; call it before reading that."""
     for learner, process in self._processes.items():
       self._end_of(process)
       self._count_useful(learner)

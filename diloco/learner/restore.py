@@ -41,9 +41,7 @@ class RestoredState:
 
 
 class CheckpointGone(Exception):
-  """A checkpoint that this host reported cannot be read; the learner
-  restarts.
-  """
+  """A checkpoint that this host reported is broken; the learner restarts."""
 
 
 def restore(

@@ -129,9 +129,7 @@ class TokenAccount:
     self._merged[merged.fragment].append(merged)
 
   def void(self, fragment: int, version: int):
-    """Notes that the syncer has lost this version of a fragment, and later
-    ones.
-    """
+    """Notes that the syncer lost this and later versions of a fragment."""
     kept = self._merged[fragment]
     self._void[fragment] += [x for x in kept if x.version >= version]
     self._merged[fragment] = [x for x in kept if x.version < version]

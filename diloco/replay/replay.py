@@ -219,9 +219,7 @@ class _Processes:
     return process, self._snapshots[name]
 
   def scripts(self, merges) -> dict[Process, Script]:
-    """Returns the scripts of all processes that the merges need,
-    transitively.
-    """
+    """Returns the scripts of all processes that the merges depend on."""
     offered = collections.defaultdict(set)
     for process, index in (x for shares in merges.values() for x in shares):
       offered[process].add(index)

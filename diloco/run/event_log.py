@@ -272,9 +272,7 @@ class SyncerEventLog(SealedLines):
       self.append_line(published)
 
   def newest_first(self) -> Iterator[dict]:
-    """Yields its lines, newest first; unreadable ones are logged and
-    skipped.
-    """
+    """Yields its lines, newest first; logs and skips unreadable ones."""
     return jsonl.from_the_end(self._path)
 
   def write(self, effect: syncer_events.Effect, crcs: Sequence[int]) -> float:

@@ -172,9 +172,7 @@ class RunSpec:
       return {path: np.asarray(x, np.float32) for path, x in flat.items()}
 
   def initial_fragments(self) -> list[dict[str, np.ndarray]]:
-    """Returns the initial parameters cut into fragments: piece name ->
-    array.
-    """
+    """Returns the initial parameters by fragment: piece name -> array."""
     return self.fragments_of(self.initial_parameters())
 
   def fragments_like(self) -> list[dict[str, jax.ShapeDtypeStruct]]:

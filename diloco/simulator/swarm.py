@@ -49,9 +49,7 @@ class SwarmStage:
     self._cluster = cluster
 
   def repairs(self, fault: Fault) -> bool:
-    """Repairs the target if it is broken; returns True if there is no more to
-    do.
-    """
+    """Repairs the target if it is broken; returns True if all is done."""
     cluster = self._cluster
     match fault.kind, fault.target:
       case 'kill', 'syncer' if not cluster.syncer.alive:

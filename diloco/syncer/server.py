@@ -494,9 +494,7 @@ class SyncerServer:
   # The end ------------------------------------------------------------------
 
   def _say_farewell(self):
-    """Lets learners fetch the last updates and say goodbye, for a limited
-    time.
-    """
+    """Lets learners fetch the last updates and leave, for a limited time."""
     give_up = time.monotonic() + FAREWELL_S
     while not self._stop.is_set() and any(map(self._admitted, self._peers)):
       if time.monotonic() >= give_up:

@@ -84,9 +84,7 @@ class StatesDisk:
     return theirs
 
   def _restore(self) -> dict[int, int]:
-    """Restores what is here from a checkpoint; returns its versions, by
-    fragment.
-    """
+    """Restores what is here from a checkpoint; returns versions by fragment."""
     owned = self._model.owned
     saved = self._records.restore([self._model.template(p) for p in owned])
     if saved is None:

@@ -155,9 +155,7 @@ def _decode(data: bytes, allowed: tuple[type, ...]) -> Message:
 
 
 def _dict_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
-  """Returns a dict; raises if a key comes twice, since neither could be
-  chosen.
-  """
+  """Returns a dict; raises if a key comes twice: neither could be chosen."""
   fields = dict(pairs)
   if len(fields) != len(pairs):
     raise _Wrong('a key comes twice', 'no message')

@@ -234,9 +234,7 @@ class LiveRun:
     return False
 
   def all_merge(self, since_s: float) -> bool:
-    """Returns True if every learner was merged since then and since its
-    start.
-    """
+    """Returns True if every learner was merged since then and its start."""
     last = {event.process: event for event in self.events}
     for m in self.learners:
       event = last.get(learner_name(m))

@@ -414,9 +414,7 @@ class HostSessions:
     self._open: dict[int, _HostSession] = {}
 
   def open(self, session: int) -> tuple[str, ...]:
-    """Opens publishers for a new session; returns where the shards find
-    them.
-    """
+    """Opens publishers for a new session; returns their addresses by shard."""
     opened = _HostSession(
       [self._plane.publisher('syncer') for _ in range(self._shards)]
     )
