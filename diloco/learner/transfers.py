@@ -191,18 +191,22 @@ class FragmentTransfer:
 
   def donate_fragment(
     self, fragment: int, session: int
-  ) -> messages.FragmentOffered:
+  ) -> messages.FragmentOffered | messages.NoFragment:
     """Offers the host's copy of a fragment to a syncer that has lost it.
 
-    Raises:
-      Closed: the session has ended.
+    The other hosts offer their parts of it; if one has left the session, there
+    is nothing on offer, and the answer says so.
     """
     handle = self._next_handle()
     self._hosts.tell(host_messages.OfferHeld(session, fragment, handle))
     version = self._replica.held()[fragment].version
     shares = self._host.encode_held(fragment)
     full = self._run_spec.full
-    offered = self._offered(fragment, full, shares, session, handle)
+    try:
+      offered = self._offered(fragment, full, shares, session, handle)
+    except Closed as error:
+      self.tell(host_messages.HostRetire(session, (handle,)))
+      return messages.NoFragment(fragment, messages.brief(str(error)))
     crc = self._replica.held()[fragment].crc
     return messages.FragmentOffered(fragment, version, offered, crc)
 

@@ -156,27 +156,31 @@ class Alive(FromLearner):
   """Sent by a learner that has no step to report: it waits or bootstraps."""
 
 
-class OfferTerms(Value):
-  """The facts of a copy of a fragment when it is made, and of its offer.
+class Contribution(Value):
+  """The facts of a copy of a fragment, from when it is made until it is merged.
 
-  The learner's effect, its line in the event log and the message all have these
-  fields, from here. One that is added is `kw_only`, with a default for lines
-  that are older.
+  The learner's effect, its message, the syncer's share of a merge and the lines
+  of both event logs all have these fields, from here. One that is added is
+  `kw_only`, with a default for lines that are older.
   """
 
-  round: int
-  fragment: int
   base_version: int
   c_steps: int  # Inner steps since the learner last received the fragment.
   c_tokens: int  # Tokens since then.
-  step: int
+  step: int  # The learner's own step at the copy.
 
-  def terms(self) -> dict[str, object]:
-    """Returns these fields alone, by name."""
-    return {x.name: getattr(self, x.name) for x in _TERMS}
+  def facts(self, kind: type[Value]) -> dict[str, object]:
+    """Returns the fields that a base of this class has, by name."""
+    return {x.name: getattr(self, x.name) for x in dataclasses.fields(kind)}
 
 
-_TERMS = dataclasses.fields(OfferTerms)
+class _OfferKey(Value):
+  round: int
+  fragment: int
+
+
+class OfferTerms(Contribution, _OfferKey):
+  """A contribution, and the round and fragment that it is for."""
 
 
 class Offer(OfferTerms, FromLearner):
@@ -222,6 +226,13 @@ class FragmentOffered(FromLearner):
   version: int
   payload: Payload
   crc: int  # CRC of the bytes of that Θ_p.
+
+
+class NoFragment(FromLearner):
+  """Answer to `DonateFragment`: no copy can be offered, or not now."""
+
+  fragment: int
+  reason: str
 
 
 class Goodbye(FromLearner):

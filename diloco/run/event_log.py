@@ -331,7 +331,7 @@ class LearnerEventLog(SealedLines):
     """Records a snapshot, before it is offered."""
     self.append(
       SnapshotLogged(
-        **(effect.terms() | {'step': step}),
+        **(effect.facts(messages.OfferTerms) | {'step': step}),
         process=self._process,
         handle=effect.handle,
       )

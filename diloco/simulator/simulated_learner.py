@@ -441,6 +441,10 @@ class SimulatedLearner:
     self._later(end)
 
   def _donate_fragment(self, p: int):
+    if self._cluster.loss and self._cluster.fails():
+      lost = messages.NoFragment(p, 'a host has lost the syncer')
+      self._cluster.to_syncer(self, lost)
+      return
     data = self.contents.fragment(p)
     handle = OTHER_HANDLES + self._cluster.next_handle()
     payload = Carried(handle, 'f32', 1, 0, data=data)

@@ -19,6 +19,11 @@ NAMES = sorted(
 )
 SIMULATIONS = sorted(simulation.STUDIES)
 RUNS = sorted(set(NAMES) - set(SIMULATIONS))
+SWEEPS = [
+  name
+  for name in RUNS
+  if hasattr(importlib.import_module(f'experiments.{name}'), 'sweep')
+]
 
 
 @pytest.mark.parametrize('name', RUNS)
@@ -29,11 +34,9 @@ def test_an_experiment_builds(name, arg):
   lab_section.plan(config.faults, config.protocol.learners)
 
 
-@pytest.mark.parametrize('name', RUNS)
+@pytest.mark.parametrize('name', SWEEPS)
 def test_the_variants_of_a_sweep_build(name):
   module = importlib.import_module(f'experiments.{name}')
-  if not hasattr(module, 'sweep'):
-    pytest.skip('one run, no sweep')
   for variant in sweep.variants(module.sweep):
     _build(module.get_config(), variant)
 

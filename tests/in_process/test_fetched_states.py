@@ -11,6 +11,7 @@ import pytest
 
 from diloco.config import run_config
 from diloco.learner.hosts.host_group import HostGroup
+from diloco.learner.hosts.host_transfer import OFFERS_MAX
 from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import whole_replica
 from diloco.learner.transfers import FragmentTransfer
@@ -95,9 +96,9 @@ class Pair:
     self._donated = whole_replica(
       self._run_spec, self.given, (VERSION,) * len(initial)
     )
-    self._donor_host = OtherHost()
-    self._donor = self._carrier(
-      self._donated, MemoryPlane(network), self._donor_host
+    self.donor_host = OtherHost()
+    self.donor = self._carrier(
+      self._donated, MemoryPlane(network), self.donor_host
     )
 
   def _carrier(self, copy, plane, hosts) -> FragmentTransfer:
@@ -106,10 +107,10 @@ class Pair:
   def donate(self) -> messages.StateAt:
     """The donor offers it all once (more), host 1 as host 0 does."""
     _, state = self._programs.init(self._run_spec.initial_parameters())
-    handles = self._donor.donation_handles()
-    self._donor_host.offered = (messages.Part(1, 1),) * len(handles)
+    handles = self.donor.donation_handles()
+    self.donor_host.offered = (messages.Part(1, 1),) * len(handles)
     said = host_messages.DonateAt(*NEWCOMER, handles)
-    offered = self._donor.donate(said, STEP, self._donated.held(), state)
+    offered = self.donor.donate(said, STEP, self._donated.held(), state)
     return messages.StateAt(*DONOR, offered)
 
   def versions(self) -> set[int]:
@@ -145,3 +146,19 @@ def test_a_donor_that_loses_a_host_in_mid_pull_gives_nothing(host, pair):
     jax.tree.map(np.testing.assert_array_equal, dict(held.theta), given)
   assert pair.newcomer.take_adopted()[1].step == STEP
   assert pair.hosts.told == [False, True]
+
+
+def test_a_host_that_has_left_a_session_is_told_of_and_nothing_stays(pair):
+  """The syncer waits for an answer, and each copy is a whole fragment."""
+  pair.donor.open_session(5)
+  pair.donor_host.lost = True
+  for _ in range(OFFERS_MAX):
+    answer = pair.donor.donate_fragment(0, session=5)
+    assert isinstance(answer, messages.NoFragment)
+    assert 'host 1' in answer.reason
+  assert pair.donor.has_room(5, 0)
+
+  pair.donor_host.lost = False
+  answer = pair.donor.donate_fragment(0, session=5)
+  assert isinstance(answer, messages.FragmentOffered)
+  assert answer.version == VERSION

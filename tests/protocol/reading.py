@@ -156,6 +156,8 @@ def of_message(message) -> str:
       return f'state of step {message.step} offered to {message.learner}'
     case messages.FragmentOffered():
       return f'fragment {message.fragment} version {message.version} offered'
+    case messages.NoFragment():
+      return f'no copy of fragment {message.fragment}, {message.reason}'
     case messages.Donate():
       return f'donate to learner {message.learner}, from {message.versions}'
     case messages.DonationOver():

@@ -197,6 +197,9 @@ class SyncerStage:
     )
     yield self._heard(learner, offered)
 
+  def _no_fragment(self, learner, fragment):
+    yield self._heard(learner, messages.NoFragment(fragment, 'host 1: closed'))
+
   def _hold(self, learner, fragment, version):
     crc = crc_of(fragment, version)
     held = messages.FragmentHeld(fragment, version, crc)

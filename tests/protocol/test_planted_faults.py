@@ -359,6 +359,10 @@ def _answers_every_request(patch):
   patch.setattr(recovery, 'on_want', on_want)
 
 
+def _waits_for_a_donor_that_failed(patch):
+  patch.setattr(recovery, 'on_no_fragment', lambda *_: None)
+
+
 def _never_ends(patch):
   patch.setattr(closing, '_end_if_over', lambda state: None)
 
@@ -383,7 +387,8 @@ RARE = {
   _sets_learners_back: 25,
   _answers_every_request: WIDE_FROM + 24,
   _fetches_beside_a_donors_state: BURDENED_FROM + 64,
-  _lets_the_quarantined_in: 1338,
+  _lets_the_quarantined_in: 1882,
+  _waits_for_a_donor_that_failed: BURDENED_FROM + 30,
   _forgets_who_refused_to_be_merged: 760,
 }
 
@@ -408,6 +413,7 @@ RARE = {
     (_counts_tokens_from_the_start, '6: counts from other tokens'),
     (_waits_for_the_silent, '7: silent and still here'),
     (_forgets_who_refused_to_be_merged, '7: no progress'),
+    (_waits_for_a_donor_that_failed, '7: no progress'),
     (_never_ends, '7: the run does not end'),
     (_says_not_which_is_newest, '7: no progress'),
     (_answers_every_request, '7: no progress'),

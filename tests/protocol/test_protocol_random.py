@@ -159,6 +159,7 @@ class _Storm:
         return rng.choice(
           (
             messages.FragmentOffered(p, rng.randrange(3), self._payload(), 0),
+            messages.NoFragment(p, 'drawn'),
             self._state_offered(),
             messages.HandedIn(rng.randint(0, 20)),
             messages.Leaving(),

@@ -26,7 +26,7 @@ FIRST, AGAIN, OTHER = 1000, 2000, 1001  # Processes of learners 1, 1 and 0.
 def _share(learner, process, weight, base, step):
   incarnation = incarnation_of(process, 1)
   return syncer_events.Share(
-    learner, incarnation, weight, 7, 0.25, 0.5, base, 4, 512, step
+    learner, incarnation, base, 4, 512, step, weight, 7, 0.25, 0.5
   )
 
 

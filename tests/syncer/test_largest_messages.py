@@ -24,6 +24,7 @@ BASES = {
   messages.WantFragment: messages.WantFragment(0, ''),
   messages.HandedIn: messages.HandedIn(1),
   messages.FragmentHeld: messages.FragmentHeld(0, 0, 1),
+  messages.NoFragment: messages.NoFragment(0, ''),
   messages.Leaving: messages.Leaving(),
   messages.WantState: messages.WantState(''),
   messages.StateTaken: messages.StateTaken(),

@@ -122,7 +122,7 @@ class Snapshot(messages.OfferTerms, Effect):
 
   def offer(self, payload: messages.Payload) -> messages.Offer:
     """Returns the message that offers the copy; every driver's."""
-    return messages.Offer(**self.terms(), payload=payload)
+    return messages.Offer(**self.facts(messages.OfferTerms), payload=payload)
 
 
 class HandIn(Effect):

@@ -184,10 +184,7 @@ def _shares(
         handle=offer.payload.handle,
         age_s=age_s,
         age_steps=age_s / step_s if step_s else 0.0,
-        base_version=offer.base_version,
-        c_steps=offer.c_steps,
-        c_tokens=offer.c_tokens,
-        step=offer.step,
+        **offer.facts(messages.Contribution),
       )
     )
   return tuple(shares)

@@ -108,17 +108,13 @@ class Effect(Value):
   """An output of the syncer's machine, for its driver to perform."""
 
 
-class Share(SessionKey):
+class Share(messages.Contribution, SessionKey):
   """One contribution to a merge."""
 
   weight: float  # Normalised over the round.
   handle: int  # Handle of the offer whose bytes were merged.
   age_s: float  # From the arrival of the offer to the end of the window.
   age_steps: float  # `age_s` in the learner's own steps.
-  base_version: int
-  c_steps: int
-  c_tokens: int
-  step: int  # The learner's own step at the snapshot.
 
 
 class AdmitLearner(SessionKey, Effect):

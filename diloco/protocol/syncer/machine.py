@@ -128,6 +128,8 @@ class Syncer:
         broken = recovery.on_fragment_held(state, learner, message)
       case messages.FragmentOffered():
         broken = recovery.on_fragment_offered(state, learner, message)
+      case messages.NoFragment():
+        broken = recovery.on_no_fragment(state, learner, message)
       case messages.Goodbye():
         sessions.on_goodbye(state, learner, message)
       case _:

@@ -24,6 +24,7 @@ from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer import offers
 from diloco.protocol.syncer.state import (
   LostFragment,
+  Member,
   ShardUnavailable,
   Stage,
   SyncerState,
@@ -138,9 +139,10 @@ def ask(state: SyncerState):
     version, holders = _holders(state, p, lost, older=over)
     free = [session for session in holders if session not in busy]
     if free:
-      busy.add(free[0])
-      state.lost[p] = replace_unchecked(lost, asked=free[0])
-      _request(state, free[0][0], p, version)
+      session = min(free, key=lost.tried.count)
+      busy.add(session)
+      state.lost[p] = replace_unchecked(lost, asked=session)
+      _request(state, session[0], p, version)
     elif over and not holders:
       _go_on_with_less(state, p, f'{lost.held}', None)
 
@@ -236,9 +238,7 @@ def on_fragment_offered(
   """
   if not 0 <= offered.fragment < state.config.fragments:
     return f'donates fragment {offered.fragment}'
-  member = state.members[learner]
-  owes = tuple(p for p in member.owes if p != offered.fragment)
-  state.change(learner, owes=owes)
+  member = _owes_no_more(state, learner, offered.fragment)
   session = learner, member.incarnation
   lost = state.lost.get(offered.fragment)
   if lost is None or lost.asked != session or lost.offered is not None:
@@ -259,6 +259,29 @@ def on_fragment_offered(
   crc = lost.crc if exact else member.crcs[p]
   state.emit(syncer_events.TakeFragment(*session, lost.version, crc, offered))
   return None
+
+
+def on_no_fragment(
+  state: SyncerState, learner: int, answer: messages.NoFragment
+) -> str | None:
+  """Notes that a learner which was asked has failed, as a try in vain.
+
+  It happens where one of its hosts has lost the syncer and the others have not.
+  """
+  p = answer.fragment
+  if not 0 <= p < state.config.fragments:
+    return f'has no fragment {p}'
+  session = learner, _owes_no_more(state, learner, p).incarnation
+  lost = state.lost.get(p)
+  if lost is not None and lost.asked == session and lost.offered is None:
+    _failed(state, p, session, messages.brief(answer.reason))
+  return None
+
+
+def _owes_no_more(state: SyncerState, learner: int, p: int) -> Member:
+  owes = tuple(owed for owed in state.members[learner].owes if owed != p)
+  state.change(learner, owes=owes)
+  return state.members[learner]
 
 
 def on_fragment_held(
@@ -316,7 +339,8 @@ def on_failed(state: SyncerState, event: syncer_events.FragmentFailed):
 def _failed(state: SyncerState, p: int, session: tuple[int, int], reason: str):
   lost = state.lost[p]
   state.record('pull_failed', session[0], reason)
-  state.retire(session[0], lost.offered.payload.handle)
+  if lost.offered is not None:
+    state.retire(session[0], lost.offered.payload.handle)
   tried = *lost.tried, session
   state.lost[p] = replace_unchecked(lost, asked=None, offered=None, tried=tried)
 
