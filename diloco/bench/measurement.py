@@ -210,10 +210,10 @@ def repeated(
   row: str, repetitions: Sequence[Sequence[BenchFigure]], others: float
 ) -> list[RepeatedFigure]:
   """Gathers the repetitions of a row, figure by figure."""
-  found = []
+  figures = []
   for first in repetitions[0]:
     same = [f for each in repetitions for f in each if f.name == first.name]
-    found.append(
+    figures.append(
       RepeatedFigure(
         row,
         first.name,
@@ -224,7 +224,7 @@ def repeated(
         others,
       )
     )
-  return found
+  return figures
 
 
 @dataclasses.dataclass(frozen=True)

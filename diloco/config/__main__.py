@@ -96,28 +96,28 @@ def _keys(
 
 def _meanings(cls: type) -> dict[str, str]:
   """The meanings of a dataclass's fields, those of its bases included."""
-  found = {}
+  meanings = {}
   for base in reversed(cls.__mro__[:-1]):
     if dataclasses.is_dataclass(base):
-      found |= _comments(inspect.getsource(base))
+      meanings |= _comments(inspect.getsource(base))
   for name, rule in sections.rules(cls).items():
     if rule not in sections.FINITE.values():  # Of every number.
-      found[name] = f'{found[name]} {rule.text.capitalize()}.'.strip()
-  return found
+      meanings[name] = f'{meanings[name]} {rule.text.capitalize()}.'.strip()
+  return meanings
 
 
 def _comments(text: str) -> dict[str, str]:
   """The comments of fields in a class's text."""
-  found, above = {}, []
+  comments, above = {}, []
   for line in text.splitlines():
     if comment := ABOVE.fullmatch(line):
       above.append(comment[1])
       continue
     if field := FIELD.fullmatch(line):
       meaning = ' '.join(filter(None, [*above, field[2]]))
-      found[field[1]] = re.sub(r'(?i)a key of (\w+)', _choices, meaning)
+      comments[field[1]] = re.sub(r'(?i)a key of (\w+)', _choices, meaning)
     above = []
-  return found
+  return comments
 
 
 def _choices(match: re.Match) -> str:

@@ -36,11 +36,11 @@ def final_parameters(
   """
   params = read_parameters(workdir.parameters)
   wanted = {path: spec.shape for path, spec in run_spec.specs.items()}
-  found = {path: x.shape for path, x in params.items()}
-  for path in sorted(wanted.keys() | found.keys()):
-    if wanted.get(path) != found.get(path):
+  shapes = {path: x.shape for path, x in params.items()}
+  for path in sorted(wanted.keys() | shapes.keys()):
+    if wanted.get(path) != shapes.get(path):
       raise ValueError(
-        f'{workdir.parameters}: {path!r} is {_shape(found.get(path))}, in the '
+        f'{workdir.parameters}: {path!r} is {_shape(shapes.get(path))}, in the '
         f'model of --config {_shape(wanted.get(path))}; is it the config of '
         'this run?'
       )

@@ -155,14 +155,14 @@ class Decoder(nnx.Module):
 
     def block(x_BLD, layer):
       x_BLD, routed = nnx.merge(structure, layer)(x_BLD, angles_LC)
-      told = None if routed is None else tell(routed)
-      return constrain(x_BLD, 'batch', None, None), told
+      metrics = None if routed is None else tell(routed)
+      return constrain(x_BLD, 'batch', None, None), metrics
 
     if remat := REMATS[config.remat]:
       # The scan is itself a barrier against merging the two computations.
       policy = getattr(jax.checkpoint_policies, remat)
       block = jax.checkpoint(block, policy=policy, prevent_cse=False)
-    x_BLD, told = jax.lax.scan(block, x_BLD, stacked)
+    x_BLD, metrics = jax.lax.scan(block, x_BLD, stacked)
     x_BLD = layers.rms_norm(x_BLD, self.norm[...])
     if config.tied:
       # As small as a separate head at init: 1 / √D on top of the rows' 1 / √D.
@@ -175,4 +175,4 @@ class Decoder(nnx.Module):
       head_VD.astype(config.dtype),
       preferred_element_type=jnp.float32,
     )
-    return constrain(logits_BLV, 'batch', None, 'vocab'), told
+    return constrain(logits_BLV, 'batch', None, 'vocab'), metrics

@@ -76,8 +76,8 @@ def by_ragged_dot(x_RD, sizes_E, gate_EDF, up_EDF, down_EFD) -> jax.Array:
 
   def product(rows, matrices):
     # A backend may leave garbage in the rows of no expert.
-    found = jax.lax.ragged_dot(rows, matrices, sizes_E)
-    return jnp.where(has_expert_R1, found, 0)
+    out = jax.lax.ragged_dot(rows, matrices, sizes_E)
+    return jnp.where(has_expert_R1, out, 0)
 
   gate_RF, up_RF = product(x_RD, gate_EDF), product(x_RD, up_EDF)
   return product(jax.nn.silu(gate_RF) * up_RF, down_EFD)

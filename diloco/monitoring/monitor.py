@@ -163,11 +163,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if not self.server.knows(self.headers.get('Host', '')):
       self.send_error(403, 'Ask for localhost or 127.0.0.1')
       return
-    found = self.server.answer(urllib.parse.urlsplit(self.path).path)
-    if found is None:
+    answer = self.server.answer(urllib.parse.urlsplit(self.path).path)
+    if answer is None:
       self.send_error(404)
       return
-    kind, text = found
+    kind, text = answer
     body = text.encode()
     tag = f'"{zlib.crc32(body):08x}"'
     if self.headers.get('If-None-Match') == tag:
@@ -311,9 +311,9 @@ class Monitor:
       yield from families(self._status)
 
   def _gauge(self, name: str, meaning: str, x: float) -> GaugeMetricFamily:
-    found = GaugeMetricFamily(f'diloco_{name}', meaning, labels=LABELS)
-    found.add_metric((self._run, self._process), x)
-    return found
+    gauge = GaugeMetricFamily(f'diloco_{name}', meaning, labels=LABELS)
+    gauge.add_metric((self._run, self._process), x)
+    return gauge
 
 
 def text(status: RunStatus | None) -> str:
@@ -343,9 +343,9 @@ def _family(
   samples = {each: figure.value(x) for each, x in labelled.items()}
   known = {each: x for each, x in samples.items() if x is not None}
   if known:
-    found = _FAMILIES[figure.kind](
+    family = _FAMILIES[figure.kind](
       f'diloco_{figure.sample}', figure.meaning, labels=labels
     )
     for each, x in known.items():
-      found.add_metric(each, x)
-    yield found
+      family.add_metric(each, x)
+    yield family

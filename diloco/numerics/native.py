@@ -196,9 +196,9 @@ def weighted_sum_encoded(
   """
   total = np.empty(shape, np.float32)
   sums = _sums(total.size)
-  given = _pointers(datas), np.array(factors, np.float32)
+  inputs = _pointers(datas), np.array(factors, np.float32)
   load().diloco_weighted_sum_encoded(
-    *map(_at, given),
+    *map(_at, inputs),
     len(datas),
     *_codec(codec, total.size),
     *(_at(total), _at(sums)),

@@ -32,13 +32,13 @@ _OUTDIR = flags.DEFINE_string(
 
 def main(argv) -> int:
   """Writes and shows the report; 78 where a folder is not what it should be."""
-  given = argv[1:]
-  outdir = pathlib.Path(_OUTDIR.value or PARENT / _name(given))
+  runs = argv[1:]
+  outdir = pathlib.Path(_OUTDIR.value or PARENT / _name(runs))
   try:
     with ProgressLine() as line:
       line.say('reads the folders')
-      folders = [*map(pathlib.Path, given)]
-      report = FollowedFolders(folders, _command(given)).page()
+      folders = [*map(pathlib.Path, runs)]
+      report = FollowedFolders(folders, _command(runs)).page()
   except NoReport as error:
     raise ConfigError(str(error).splitlines()) from None
   try:

@@ -46,9 +46,9 @@ def main(argv) -> int:
     records = read_jsonl(path)
     _write(wandb, path.stem, group, config, records)
     print(f'{path.stem}: {len(records)} records')
-  told = status.of_run(workdir)
-  if told is not None:
-    _write(wandb, SYNCER, group, config, [], known_figures(told))
+  run_status = status.of_run(workdir)
+  if run_status is not None:
+    _write(wandb, SYNCER, group, config, [], known_figures(run_status))
     print(f'{SYNCER}: the figures of the run')
   wandb.teardown()  # Waits until its files are whole.
   return 0

@@ -520,11 +520,11 @@ def checked(v: Inspected) -> tuple[Inspected, float]:
 
 def _largest(x: np.ndarray | EncodedArray) -> float:
   """Returns max |x|, infinite if a value is not finite."""
-  found = (
+  largest = (
     x.largest
     if isinstance(x, EncodedArray)
     else float(
       max(x.max(), -x.min())  # Both are NaN if one value is.
     )
   )
-  return found if math.isfinite(found) else math.inf
+  return largest if math.isfinite(largest) else math.inf

@@ -333,8 +333,8 @@ class ClusterObserver(Observer):
     """8: what a process holds for others is bounded by M and P."""
     waiting = len(process.machine.snapshot().donations)
     hold(waiting <= 1, '8: donations asked for', (process.id, waiting))
-    given = len(process.donations)
-    hold(given <= 1, '8: donations', (process.id, given))
+    donations = len(process.donations)
+    hold(donations <= 1, '8: donations', (process.id, donations))
     # One more copy of each, in case the syncer has lost it.
     most = (OFFERS_MAX + 1) * self._config.fragments
     offers = len(process.offers)

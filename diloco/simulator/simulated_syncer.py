@@ -257,8 +257,8 @@ class SimulatedSyncer:
     if self.stopped:
       self._unread.append(lambda: self.shard_is_back(shard, process, held))
     elif self.alive:
-      found = tuple(self._held(p, *x) for p, x in sorted(held.items()))
-      self.deliver(ShardReturnedFrom(found, shard, process))
+      states = tuple(self._held(p, *x) for p, x in sorted(held.items()))
+      self.deliver(ShardReturnedFrom(states, shard, process))
 
   def _held(self, p: int, version: int, crc: int) -> syncer_events.Held:
     known_version, known_crc = self._known[p]

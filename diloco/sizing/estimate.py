@@ -144,7 +144,7 @@ def chip_memory(programs: LearnerPrograms, ahead: int) -> tuple[Memory, ...]:
   # Donated buffers are returned in place; anything else is new.
   fresh = step.output_size_in_bytes - step.alias_size_in_bytes
   exchange = exchange_memory(programs.compiled, ahead)
-  found = {
+  parts = {
     'parameters, f32': parameters,
     'inner state': inner_state,
     'batch, and code of the step': batch + step.generated_code_size_in_bytes,
@@ -159,7 +159,7 @@ def chip_memory(programs: LearnerPrograms, ahead: int) -> tuple[Memory, ...]:
     # Of the largest snapshot or blend.
     'a blend, while it runs': exchange['exchange_temporaries'],
   }
-  return tuple(Memory(what, '', nbytes) for what, nbytes in found.items())
+  return tuple(Memory(what, '', nbytes) for what, nbytes in parts.items())
 
 
 def exchange_memory(

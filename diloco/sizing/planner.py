@@ -121,12 +121,12 @@ def parse_slices(text: str) -> tuple[int, Topology]:
   Raises:
     ConfigError: it is not of that form, or there is no such slice.
   """
-  found = _ON.fullmatch(text)
-  if not found or found[1] == '0':
+  match = _ON.fullmatch(text)
+  if not match or match[1] == '0':
     raise ConfigError(
       [f'--on={text}: must be learners x slice, such as 4xv5e-256']
     )
-  return int(found[1] or 1), hardware.topology(found[2], '--on')
+  return int(match[1] or 1), hardware.topology(match[2], '--on')
 
 
 def step_seconds(topology: Topology, params: float, tokens: float) -> float:

@@ -92,10 +92,10 @@ def plan(of_processes: bool) -> Sweep:
   rows = variants()
   if of_processes and (problems := [*_of_the_lab(rows)]):
     raise ConfigError(problems)
-  made = flags.load(build=lambda base: make_configs(base.to_dict(), rows))
+  configs = flags.load(build=lambda base: make_configs(base.to_dict(), rows))
   with flags.refusing(sweep.BadResult):
-    check(made, rows, seeds, root, of_processes)
-  return with_missing(root, rows, seeds, made)
+    check(configs, rows, seeds, root, of_processes)
+  return with_missing(root, rows, seeds, configs)
 
 
 def with_missing(
@@ -195,7 +195,7 @@ def _follow(ended: Iterable[tuple[SweepRun, int]], runs: int) -> list[SweepRun]:
 
 def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
   """Returns losses, and paired differences with 95 % intervals, as text."""
-  found = {
+  results = {
     v.label: {
       seed: result
       for seed in range(seeds)
@@ -204,7 +204,7 @@ def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
     for v in rows
   }
   cells = []
-  for each in sweep.compare(found, rows):
+  for each in sweep.compare(results, rows):
     against = merged = '-'
     if each.difference is not None:
       against = f'{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} %'
@@ -261,10 +261,10 @@ def is_asked() -> bool:
   Raises:
     ConfigError: a flag of sweeps is given for a single run.
   """
-  given = absl_flags.FLAGS
-  if given.sweep:
+  values = absl_flags.FLAGS
+  if values.sweep:
     return True
-  if vain := [name for name in (SEEDS, ONLY) if given[name].present]:
+  if vain := [name for name in (SEEDS, ONLY) if values[name].present]:
     raise ConfigError(
       [f'--{name}: is for --sweep, which is not given' for name in vain]
     )
@@ -315,15 +315,15 @@ def make_configs(base: dict, rows: Sequence[Variant]) -> dict[str, RunConfig]:
   Raises:
     ConfigError: lists each problem with its variant's label.
   """
-  made, problems = {}, []
+  configs, problems = {}, []
   for variant in rows:
     try:
-      made[variant.label] = run_config.build(_changed(base, variant.changes))
+      configs[variant.label] = run_config.build(_changed(base, variant.changes))
     except ConfigError as error:
       problems += [f'sweep: {variant.label!r}: {p}' for p in error.problems]
   if problems:
     raise ConfigError(problems)
-  return made
+  return configs
 
 
 def check(

@@ -66,7 +66,7 @@ def variants(sweep: Callable) -> list[Variant]:
     ValueError: two have one label, one is compared with an unknown one, or has
       a place in a chart and is compared with none.
   """
-  found: dict[str, Variant] = {}
+  known: dict[str, Variant] = {}
 
   def add(
     label: str,
@@ -74,23 +74,23 @@ def variants(sweep: Callable) -> list[Variant]:
     against: str | None = None,
     at: Place | Sequence[Place] = (),
   ):
-    if label in found:
+    if label in known:
       raise ValueError(f'sweep: two variants are called {label!r}')
     if at and against is None:
       raise ValueError(
         f'sweep: {label!r} stands at {at} in a chart of differences, but is '
         'compared with none'
       )
-    found[label] = Variant(label, dict(changes), against, _places(at))
+    known[label] = Variant(label, dict(changes), against, _places(at))
 
   sweep(add)
-  for variant in found.values():
-    if variant.against is not None and variant.against not in found:
+  for variant in known.values():
+    if variant.against is not None and variant.against not in known:
       raise ValueError(
         f'sweep: {variant.label!r} is compared with {variant.against!r}, which '
-        f'is none of {", ".join(found)}'
+        f'is none of {", ".join(known)}'
       )
-  return list(found.values())
+  return list(known.values())
 
 
 def of_values(text: str, types: Mapping[str, type]) -> Callable:

@@ -87,9 +87,9 @@ class LearnerSession:
 
     return send
 
-  def note_offer(self, payload: messages.Payload):
+  def note_offer(self, offered: messages.Payload):
     """Notes an offer that can be fetched now."""
-    self._nbytes[payload.handle] = payload.nbytes
+    self._nbytes[offered.handle] = offered.nbytes
     if len(self._nbytes) > self._offers_max:
       del self._nbytes[next(iter(self._nbytes))]
 
@@ -412,11 +412,11 @@ class SyncerServer:
       if (peer := self._admitted(key)) is not None
     }
 
-    def say(key: Key, payload: messages.Payload, part_crcs: tuple[int, ...]):
+    def say(key: Key, offered: messages.Payload, part_crcs: tuple[int, ...]):
       peer = self._admitted(key)
       if peer is not None:
-        peer.note_offer(payload)
-      places[key](effect.update(key, payload, crc, part_crcs))
+        peer.note_offer(offered)
+      places[key](effect.update(key, offered, crc, part_crcs))
 
     self._shards.offer(effect.fragment, merged, places, say)
 

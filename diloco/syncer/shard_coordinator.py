@@ -423,8 +423,8 @@ class ShardCoordinator:
     def offered(whole: Part, hosts: Sequence[orders.HostParts] = ()):
       for recipient in to:
         parts, crcs = self._by_part(recipient, fragment, whole, hosts)
-        payload = announced_parts(recipient.handle, codec.name, parts)
-        done((recipient.learner, recipient.incarnation), payload, crcs)
+        announced = announced_parts(recipient.handle, codec.name, parts)
+        done((recipient.learner, recipient.incarnation), announced, crcs)
 
     def given_up():
       """Announces what no shard offers: a learner asks for the fragment."""
@@ -504,8 +504,8 @@ class ShardCoordinator:
 
     def offered(answer: orders.PartOffered):
       part, full = answer.part, self._run_spec.full.name
-      payload = Payload(answer.job, full, part.nbytes, part.crc)
-      done((self._present[owner].address, payload))
+      announced = Payload(answer.job, full, part.nbytes, part.crc)
+      done((self._present[owner].address, announced))
 
     self._begin(
       ShardRequest(fragment, offered, given_up=lambda: done(None)),

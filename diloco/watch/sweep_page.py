@@ -76,26 +76,26 @@ def read(folder: pathlib.Path, label: str) -> RecordedSweep:
     variants = [Variant(name, {}) for name in sorted(seeds)]
   known = {sweep.folder(folder, v.label, 0).parent.name for v in variants}
   variants += [Variant(n, {}) for n in sorted(seeds) if n not in known]
-  found, missing = {}, []
+  results, missing = {}, []
   for variant in variants:
     name = sweep.folder(folder, variant.label, 0).parent.name
     for seed, path in seeds.get(name, {}).items():
       if (path / sweep.RESULT).exists():
-        found.setdefault(variant.label, {})[seed] = sweep.read_from(path)
+        results.setdefault(variant.label, {})[seed] = sweep.read_from(path)
       else:
         missing.append((variant.label, seed))
   return RecordedSweep(
-    label, folder, tuple(variants), found, tuple(missing), tuple(gaps)
+    label, folder, tuple(variants), results, tuple(missing), tuple(gaps)
   )
 
 
 def _seeds(folder: pathlib.Path) -> dict[str, dict[int, pathlib.Path]]:
   """Folders of runs by the name of the variant's folder and seed."""
-  found: dict[str, dict[int, pathlib.Path]] = {}
+  seeds: dict[str, dict[int, pathlib.Path]] = {}
   for path in folder.glob('*/seed-*'):
     if (match := SEED.fullmatch(path.name)) and path.is_dir():
-      found.setdefault(path.parent.name, {})[int(match[1])] = path
-  return {name: dict(sorted(each.items())) for name, each in found.items()}
+      seeds.setdefault(path.parent.name, {})[int(match[1])] = path
+  return {name: dict(sorted(each.items())) for name, each in seeds.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,10 +178,10 @@ def _at(curve: Sequence[CurvePlace], tokens: float) -> float:
 
 def sentences(recorded: RecordedSweep) -> list[str]:
   """Returns remarks on runs without a result, and on gaps."""
-  said = list(recorded.gaps)
+  lines = list(recorded.gaps)
   if recorded.missing:
     runs = ', '.join(f'{label} seed {seed}' for label, seed in recorded.missing)
-    said.append(
+    lines.append(
       f'{recorded.label}: no result yet of {runs}: still being made, or failed '
       "(see the log in the run's folder)."
     )
@@ -189,8 +189,8 @@ def sentences(recorded: RecordedSweep) -> list[str]:
     v.label for v in recorded.variants if not recorded.results.get(v.label)
   ]
   if absent:
-    said.append(f'{recorded.label}: nothing is known of {", ".join(absent)}.')
-  return said
+    lines.append(f'{recorded.label}: nothing is known of {", ".join(absent)}.')
+  return lines
 
 
 def tiles(recorded: RecordedSweep) -> Iterator[Tile]:
@@ -248,9 +248,9 @@ def sections(recorded: RecordedSweep, suffix: str = '') -> Iterator[Part]:
   )
   for number, base in enumerate(bases):
     of_base = [x.variant.label for x in with_pairs if x.variant.against == base]
-    found = recorded.results
+    results = recorded.results
     yield from _curves(
-      [(label, gap(found[label], found[base])) for label in of_base],
+      [(label, gap(results[label], results[base])) for label in of_base],
       f'sweep-gap{suffix}-{number}',
       f'On the way, against {base!r}',
       'difference of the loss at equal tokens, %',

@@ -499,10 +499,10 @@ def checks(record: Record) -> Iterator[Check]:
   )
 
 
-def table(title: str, checks: Iterable[Check]) -> rich.table.Table:
+def table(title: str, results: Iterable[Check]) -> rich.table.Table:
   """Returns a row for each check."""
   rows = []
-  for check in checks:
+  for check in results:
     lines = [check.note] if check.note else []
     lines += check.findings[:SHOWN_MAX]
     if (more := len(check.findings) - SHOWN_MAX) > 0:
