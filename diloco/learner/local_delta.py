@@ -28,7 +28,8 @@ class LocalDelta:
   next to Θ_p, what θ was set to.
 
   With the blend 'rebase', the copy of each offer that may still be merged is
-  kept on the devices: at most `protocol.learner.state.MADE_MAX` per fragment.
+  kept on the devices: at most `protocol.learner.state.OWN_OFFERS_MAX` of a
+  fragment.
 
   Args:
     programs: copy and blend fragments.

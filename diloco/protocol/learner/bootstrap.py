@@ -139,7 +139,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
       p,
       coming=fragment.host,
       announced=announced,
-      told=(announced, welcome.crcs[p]),
+      at_syncer=(announced, welcome.crcs[p]),
       unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
       needed=announced,
       received=0,
