@@ -207,8 +207,8 @@ class DataParallel(LabRun):
   """One run of data-parallel; arguments are those of `Decoupled`."""
 
   _KEPT = (
-    '_kills', '_group', '_batches', '_steps', '_told', '_coming', '_points',
-    '_tally', '_look_at',
+    '_kills', '_group', '_batches', '_steps', '_reported', '_coming',
+    '_points', '_tally', '_look_at',
   )  # fmt: skip
 
   def __init__(
