@@ -270,7 +270,8 @@ class ClusterObserver(Observer):
     """5: at the first step, learner and syncer hold the same bytes.
 
     Over a silent link a welcome may come after its session has ended; what has
-    changed since is in the welcome of the next one.
+    changed since is in the welcome of the next one. Where the syncer has just
+    gone on without a version that was lost, a full fragment may be on its way.
     """
     syncer = self._syncer
     if not syncer.alive or not syncer.machine.whole:
@@ -280,8 +281,11 @@ class ClusterObserver(Observer):
     if member is None or member.incarnation != process.incarnation:
       return
     versions = snapshot.versions
+    fragments = process.machine.snapshot().fragments
     for p, version in enumerate(process.contents.versions):
-      if version == versions[p] and p not in syncer.machine.away:
+      on_its_way = member.full_sent.get(p, 0) > fragments[p].received
+      here = p not in syncer.machine.away and not on_its_way
+      if version == versions[p] and here:
         same = process.contents.crcs[p] == syncer.crcs[p]
         hold(same, '5: begins with other bytes', (process.id, p, version))
 

@@ -119,6 +119,7 @@ class SyncerServer:
     self._run_spec = run_spec
     self._config = config
     self._plane = plane
+    self._workdir = workdir
     self._unwritten = True  # Whether the run's results are still to be written.
     self._stop = threading.Event()
     self._inbox = Inbox(INBOX_MAX, SHARE_MAX)
@@ -136,6 +137,23 @@ class SyncerServer:
       run_spec, workdir, self._model, self._stats, self._stop
     )
     self._disk.occupy()
+    # Of learners and of shards; changed by the sessions' threads.
+    self._keys: dict[ControlSession, Key | int] = {}
+    limits = ControlLimits(sessions_max=run_spec.limits.sessions)
+    # Learners connect, and what they say waits, while Θ is read from the disk.
+    self._control = ControlServer(
+      bind, self._on_message, self._on_closed, limits, access
+    )
+    try:
+      self._restore(tell)
+    except BaseException:
+      self._inbox.close()
+      self._control.close()
+      raise
+
+  def _restore(self, tell: Callable[[RunStatus], None] | None):
+    """Goes on from what the folder holds of the run, or begins it."""
+    run_spec, workdir = self._run_spec, self._workdir
     self._machine = self._disk.begin()
     ledger = self._machine.ledger()
     self._ended = ledger.ended
@@ -154,14 +172,8 @@ class SyncerServer:
       self._tape.complete(self._disk.published)
     self._standing_said = False
     self._say_standing()
-    # Of learners and of shards; changed by the sessions' threads.
-    self._keys: dict[ControlSession, Key | int] = {}
     self._peers: dict[Key, LearnerSession] = {}
     self._closer = Worker('closer', INBOX_MAX, self._inbox.tell)
-    limits = ControlLimits(sessions_max=run_spec.limits.sessions)
-    self._control = ControlServer(
-      bind, self._on_message, self._on_closed, limits, access
-    )
 
   @property
   def address(self) -> str:

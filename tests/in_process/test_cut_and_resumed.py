@@ -4,6 +4,7 @@
 import dataclasses
 import queue
 import shutil
+import socket
 import threading
 
 import pytest
@@ -14,7 +15,9 @@ from diloco.metrics.workdir import Workdir
 from diloco.protocol import messages
 from diloco.protocol.syncer import events as syncer_events
 from diloco.syncer.server import SyncerServer
+from diloco.syncer.storage import SyncerDisk
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
+from launch.preflight import free_address
 from tests.in_process.in_process import LEARNERS, Run
 from tests.transport.faulty import Faults
 
@@ -91,10 +94,27 @@ def test_an_ended_run_is_not_run_again(cut, tmp_path):
   assert any(Workdir(tmp_path).parameters.iterdir())
 
 
-def test_the_folder_of_another_run_is_not_gone_on_with(cut):
+def test_the_folder_of_another_run_is_not_gone_on_with(cut, monkeypatch):
+  """Learners could connect meanwhile, and afterwards the port is free."""
   inner = dataclasses.replace(cut.run_spec.config.inner, lr=0.5)
   config = dataclasses.replace(cut.run_spec.config, inner=inner)
   another = dataclasses.replace(cut.run_spec, config=config)
   plane = MemoryPlane(MemoryNetwork())
+  address = free_address('127.0.0.1', 0)
+  connected, begin = [], SyncerDisk.begin
+
+  def connect():
+    connection = socket.create_connection(address.split(':'))
+    connected.append(connection)
+    connection.close()
+
+  def begin_later(disk):
+    connect()
+    return begin(disk)
+
+  monkeypatch.setattr(SyncerDisk, 'begin', begin_later)
   with pytest.raises(BrokenRecord, match=r'inner\.lr: 0\.5 here'):
-    SyncerServer(another, '127.0.0.1:0', plane, cut.workdir)
+    SyncerServer(another, address, plane, cut.workdir)
+  with pytest.raises(ConnectionRefusedError):
+    connect()
+  assert len(connected) == 1
