@@ -130,11 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
   if words[0] in SUCCESSORS:
     now = SUCCESSORS[words[0]]
-    said = f'diloco {words[0]} is now diloco {" ".join(now)}'
-    print(f'note: {said}, and goes with the next release', file=sys.stderr)
+    text = f'diloco {words[0]} is now diloco {" ".join(now)}'
+    print(f'note: {text}, and goes with the next release', file=sys.stderr)
     words = [*now, *words[1:]]
-  if found := problem(words[0]):
-    print(f'error: {found}', file=sys.stderr)
+  if reason := problem(words[0]):
+    print(f'error: {reason}', file=sys.stderr)
     return EXIT_CONFIG
   # For the command's own processes, too: configurations and models of the user
   # are looked for in this folder, `launch` and `experiments` in the checkout.

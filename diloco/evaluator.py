@@ -92,11 +92,11 @@ class ContinuousEvaluator:
       ConfigError: Θ belongs to another model.
     """
     due = (self._round // self._every + 1) * self._every
-    found = newest_theta_after(self._workdir.syncer, due - 1)
-    if found is None:
+    newest = newest_theta_after(self._workdir.syncer, due - 1)
+    if newest is None:
       return False
     began_s = time.monotonic()
-    self._round, thetas = found
+    self._round, thetas = newest
     loss = self._heldout.loss(self._parameters(thetas))
     step, tokens = self._tape.at(self._round)
     scalars = {

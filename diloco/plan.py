@@ -67,10 +67,10 @@ class _Count(flags.ArgumentParser):
 
   def parse(self, argument) -> float:
     text = str(argument)
-    found = re.fullmatch(r'([0-9.]+) ?([KMBT])', text, re.IGNORECASE)
+    match = re.fullmatch(r'([0-9.]+) ?([KMBT])', text, re.IGNORECASE)
     try:
-      if found:
-        return float(found[1]) * UNITS[found[2].upper()]
+      if match:
+        return float(match[1]) * UNITS[match[2].upper()]
       return float(text)
     except ValueError:
       raise ValueError(f'must be {self.syntactic_help}') from None
@@ -144,7 +144,7 @@ def _of_config(rest) -> int:
     # The compiler does not say how far it is.
     line.say(f'compiles a learner for {topology}: minutes for a large one')
     try:
-      found = estimate.of_config(config, topology, compiler)
+      needs = estimate.of_config(config, topology, compiler)
     except estimate.NoCompiler as error:
       raise ConfigError([f'--compiler={compiler}: {error}']) from None
     except estimate.DoesNotFit as error:
@@ -153,9 +153,9 @@ def _of_config(rest) -> int:
         "inner.accumulate or model.remat='full' take less of each"
       )
       return 1
-  for line in estimate.lines(found):
+  for line in estimate.lines(needs):
     print(line)
-  return 0 if found.fits else 1
+  return 0 if needs.fits else 1
 
 
 def _situation(rest) -> Situation:
@@ -182,8 +182,8 @@ def _situation(rest) -> Situation:
 def _given_in_words(rest: Sequence[str], values: dict) -> Iterator[str]:
   """Takes the parameters from a word such as 12B; yields what is wrong."""
   for word in rest:
-    if (given := values[PARAMS]) is not None:
-      yield f'{word!r}: --{PARAMS}={given:g} is given; all else is flags'
+    if (value := values[PARAMS]) is not None:
+      yield f'{word!r}: --{PARAMS}={value:g} is given; all else is flags'
       continue
     try:
       values[PARAMS] = _Count().parse(word)
@@ -203,16 +203,16 @@ def _take_on(values: dict) -> Iterator[str]:
     for name in SAID_BY_ON
     if given[name].present
   )
-  learners, of = planner.parse_slices(given[ON].value)
+  learners, slice_ = planner.parse_slices(given[ON].value)
   values.update(
     learners=learners,
-    chips=learners * of.chips,
-    hosts=of.hosts,
-    accelerator=of.name,
+    chips=learners * slice_.chips,
+    hosts=slice_.hosts,
+    accelerator=slice_.name,
   )
   if values['step_s'] is None and values[PARAMS] is not None:
     tokens = given[STEP_TOKENS].value
-    values['step_s'] = planner.step_seconds(of, values[PARAMS], tokens)
+    values['step_s'] = planner.step_seconds(slice_, values[PARAMS], tokens)
     values[STEP_TOKENS] = tokens
 
 

@@ -32,11 +32,11 @@ PARENT = pathlib.Path('runs', 'simulated')
 
 def define_flags() -> None:
   flags.define_flags()
-  said = f'Folder of the report; {PARENT}/NAME unless given.'
-  absl_flags.DEFINE_string('outdir', None, said)
+  text = f'Folder of the report; {PARENT}/NAME unless given.'
+  absl_flags.DEFINE_string('outdir', None, text)
   absl_flags.DEFINE_string('replay', None, 'Folder of a run that was made.')
-  said = 'Predictions of --replay.'
-  absl_flags.DEFINE_integer('seeds', 8, said, lower_bound=1)
+  text = 'Predictions of --replay.'
+  absl_flags.DEFINE_integer('seeds', 8, text, lower_bound=1)
 
 
 def parse(argv) -> list[str]:

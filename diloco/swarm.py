@@ -59,19 +59,19 @@ def main(_) -> int:
     return 128 + stops[0]
   for line in failure_lines(done.failures):
     print(line)
-  found = f'{len(done.failures)} FAILED' if done.failures else 'no violation'
+  verdict = f'{len(done.failures)} FAILED' if done.failures else 'no violation'
   took_s = time.monotonic() - began_s
   for what in swarm.WITNESSED:
     print(f'{done.witnessed.get(what, 0)} with {what}')
-  print(f'{done.seeds} seeds, {done.events} events, {found}, {took_s:.1f} s')
+  print(f'{done.seeds} seeds, {done.events} events, {verdict}, {took_s:.1f} s')
   return 1 if done.failures else 0
 
 
 def progress(done: swarm.Survey, seeds: int, since_s: float) -> str:
   """A line on how far it has come, and when it will be over."""
   per_s = done.seeds / (time.monotonic() - since_s)
-  said = count(done.seeds, seeds, since_s)
-  return f'{said}  {len(done.failures)} failed, {per_s:.0f} seeds/s'
+  line = count(done.seeds, seeds, since_s)
+  return f'{line}  {len(done.failures)} failed, {per_s:.0f} seeds/s'
 
 
 def failure_lines(failures: Sequence[tuple[int, str]]) -> list[str]:

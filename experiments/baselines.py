@@ -35,7 +35,7 @@ def systems():
       **all_learners,
       'protocol.fragments': 1,
       'protocol.overlap_steps': 0,
-      'protocol.blend': 'overwrite',
+      'protocol.blend': 'replace',
       'codec.up': 'f32',
       'codec.down': 'f32',
     },

@@ -2,9 +2,9 @@
 """How late may an update arrive, and how should a learner take it in?
 
 τ inner steps may pass between the snapshot of a fragment and its update. The
-progress made meanwhile is kept (carry), lost (overwrite), or kept in part
-(mix). With τ = 0 all learners wait for the update; with a quorum of one as
-well, the work of a learner that was not merged is lost.
+progress made meanwhile is kept (rebase), lost (replace), or kept in part
+(interpolate). With τ = 0 all learners wait for the update; with a quorum of one
+as well, the work of a learner that was not merged is lost.
 
 Look at: the loss against data-parallel by τ and rule, and `delay_steps` in the
 results, the steps that updates really took.
@@ -21,19 +21,19 @@ get_config = study.base('overlap')
 def sweep(add):
   variants, places = {}, {}
   for steps in (2, 6, 12):
-    for blend in ('carry', 'overwrite'):
+    for blend in ('rebase', 'replace'):
       label = f'τ = {steps}, {blend}'
       variants[label] = _taken_in(steps, blend)
       places[label] = (AXIS, blend, steps)
-  mix = _taken_in(6, 'mix') | {'protocol.blend_alpha': 0.5}
-  waiting = _taken_in(0, 'overwrite')
+  interpolated = _taken_in(6, 'interpolate') | {'protocol.blend_alpha': 0.5}
+  waiting = _taken_in(0, 'replace')
   variants |= {
-    'τ = 6, mix': mix,
-    'τ = 0, overwrite': waiting,
-    'τ = 0, overwrite, K = 4': waiting | {'protocol.quorum': 0},
+    'τ = 6, interpolate': interpolated,
+    'τ = 0, replace': waiting,
+    'τ = 0, replace, K = 4': waiting | {'protocol.quorum': 0},
   }
-  places['τ = 0, overwrite, K = 4'] = (AXIS, 'overwrite', 0)
-  study.add_variants(add, variants, places, at=(AXIS, 'carry', 1))
+  places['τ = 0, replace, K = 4'] = (AXIS, 'replace', 0)
+  study.add_variants(add, variants, places, at=(AXIS, 'rebase', 1))
 
 
 def _taken_in(steps, blend):

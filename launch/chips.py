@@ -95,15 +95,15 @@ class LocalDevices:
       ('ALLOW_MULTIPLE_LIBTPU_LOAD', '1'),
     )
 
-  def _bounds(self, chips: int, given: str | None) -> str:
-    if given:
-      if re.fullmatch(r'\d+,\d+,\d+', given) and chips == math.prod(
-        map(int, given.split(','))
+  def _bounds(self, chips: int, bounds: str | None) -> str:
+    if bounds:
+      if re.fullmatch(r'\d+,\d+,\d+', bounds) and chips == math.prod(
+        map(int, bounds.split(','))
       ):
-        return given
+        return bounds
       raise ConfigError(
         [
-          f'{CHIP_BOUNDS}={given}: must be three numbers like 1,2,1 with the '
+          f'{CHIP_BOUNDS}={bounds}: must be three numbers like 1,2,1 with the '
           f'product {chips}, the chips of a process; or not set'
         ]
       )
@@ -136,8 +136,8 @@ def local_devices(
   for platform in ACCELERATORS:
     if asked and not set(asked) & set(platform.names):
       continue
-    given = environment.get(platform.visible)
-    ids = _nodes(platform, root) if given is None else _listed(platform, given)
+    named = environment.get(platform.visible)
+    ids = _nodes(platform, root) if named is None else _listed(platform, named)
     if ids:
       chip = _tpu_chip(root) if platform == TPU else None
       return LocalDevices(platform, ids, chip)
@@ -148,8 +148,8 @@ def has_plugin(platform: Platform) -> bool:
   """Returns True if JAX could use it: otherwise it takes the CPU."""
   if platform == TPU:
     return importlib.util.find_spec(TPU.plugin) is not None
-  found = importlib.util.find_spec('jax_plugins')
-  folders = found.submodule_search_locations if found else ()
+  spec = importlib.util.find_spec('jax_plugins')
+  folders = spec.submodule_search_locations if spec else ()
   return any(
     next(pathlib.Path(folder).glob(platform.plugin), None) for folder in folders
   )
@@ -190,14 +190,14 @@ def _vfio(folder: pathlib.Path, root: pathlib.Path) -> tuple[str, ...]:
 
   The kernel numbers groups as it likes; the addresses follow the board.
   """
-  found = []
+  groups = []
   for number in _numbered(folder, ''):
     group = root / 'sys/kernel/iommu_groups' / number / 'devices'
     chips = sorted(group.glob('*'))
     vendors = {_read(chip / 'vendor') for chip in chips} - {''}
     if not vendors or GOOGLE in vendors:
-      found.append((chips[0].name if chips else '', number))
-  return tuple(number for _, number in sorted(found, key=lambda pair: pair[0]))
+      groups.append((chips[0].name if chips else '', number))
+  return tuple(number for _, number in sorted(groups, key=lambda pair: pair[0]))
 
 
 def _tpu_chip(root: pathlib.Path) -> Chip | None:
@@ -232,16 +232,16 @@ def to_be_dealt(
   Raises:
     ConfigError: they are asked for and not there, or config.mesh has others.
   """
-  found = None if asked == 0 else local_devices(environment, root)
+  devices = None if asked == 0 else local_devices(environment, root)
   if asked is None:
     learners = config.protocol.learners
-    if found is None or learners == 1 or not has_plugin(found.platform):
+    if devices is None or learners == 1 or not has_plugin(devices.platform):
       return None
-    too_few = config.mesh.devices * learners > len(found.ids)
+    too_few = config.mesh.devices * learners > len(devices.ids)
     shares = any(name in environment for name in SHARING)
-    return None if too_few and shares and found.platform != TPU else found
-  if asked and found is None:
-    nodes = ', '.join(str(root / each.nodes) for each in ACCELERATORS)
+    return None if too_few and shares and devices.platform != TPU else devices
+  if asked and devices is None:
+    nodes = ', '.join(str(root / kind.nodes) for kind in ACCELERATORS)
     raise ConfigError(
       [
         f'--chips_per_learner={asked}: no accelerator is here, or '
@@ -256,13 +256,13 @@ def to_be_dealt(
         f'{config.mesh.devices}; such as --config.mesh.fsdp={asked}'
       ]
     )
-  return found
+  return devices
 
 
 def dealt(
   whole: Program,
   config: RunConfig,
-  found: LocalDevices,
+  devices: LocalDevices,
   environment: Mapping[str, str],
 ) -> Program:
   """Gives each learner as many accelerators as `config.mesh` has, in order.
@@ -277,18 +277,18 @@ def dealt(
   Raises:
     ConfigError: there are too few, or no process can have so many of them.
   """
-  each = config.mesh.devices
+  share = config.mesh.devices
   learners = {learner_name(i) for i in range(config.protocol.learners)}
-  if each * len(learners) > len(found.ids):
-    raise ConfigError([_too_few(each, len(learners), found)])
-  left = list(found.ids)
+  if share * len(learners) > len(devices.ids):
+    raise ConfigError([_too_few(share, len(learners), devices)])
+  left = list(devices.ids)
   roles = []
   for role in whole.roles:
     if role.name not in learners:
       cpu = (*role.environment, (PLATFORMS, CPU))
       roles.append(dataclasses.replace(role, environment=cpu))
       continue
-    if role.hosts > 1 and found.platform == TPU:
+    if role.hosts > 1 and devices.platform == TPU:
       raise ConfigError(
         [
           f'--hosts: {role.name} has {role.hosts} processes, and on the TPU of '
@@ -297,8 +297,8 @@ def dealt(
       )
     own = []
     for _ in range(role.hosts):
-      ids, left = left[: each // role.hosts], left[each // role.hosts :]
-      own.append(found.variables(ids, environment))
+      ids, left = left[: share // role.hosts], left[share // role.hosts :]
+      own.append(devices.variables(ids, environment))
     roles.append(dataclasses.replace(role, own_environments=tuple(own)))
   (first,) = (role for role in roles if role.name == learner_name(0))
   evaluate = dataclasses.replace(
@@ -307,26 +307,26 @@ def dealt(
   return dataclasses.replace(whole, roles=tuple(roles), evaluate=evaluate)
 
 
-def _too_few(each: int, learners: int, found: LocalDevices) -> str:
-  has = len(found.ids)
+def _too_few(share: int, learners: int, devices: LocalDevices) -> str:
+  has = len(devices.ids)
   text = (
-    f'{learners} learners of {each} devices (config.mesh) need '
-    f'{learners * each}, and this machine has {has} '
-    f'({found.platform.visible}={",".join(found.ids)}); give fewer learners, '
-    f'or {PLATFORMS}={CPU} for the CPU'
+    f'{learners} learners of {share} devices (config.mesh) need '
+    f'{learners * share}, and this machine has {has} '
+    f'({devices.platform.visible}={",".join(devices.ids)}); give fewer '
+    f'learners, or {PLATFORMS}={CPU} for the CPU'
   )
   if fitting := has // learners:
     text += f', or a mesh such as --config.mesh.fsdp={fitting}'
-  if found.platform != TPU:
+  if devices.platform != TPU:
     shares = ' or '.join((hardware.FRACTIONS[0], hardware.PREALLOCATE))
     text += f'; learners share GPUs with --chips_per_learner=0 and {shares}'
   return text
 
 
-def chips_of(whole: Program, found: LocalDevices) -> str:
+def chips_of(whole: Program, devices: LocalDevices) -> str:
   """Returns a line on which learner has which accelerators."""
-  name = found.platform.visible
-  told = [
+  name = devices.platform.visible
+  assigned = [
     f'{role.process(host)} {dict(own).get(name, "all")}'
     for role in whole.roles
     for host, own in enumerate(role.own_environments)
@@ -335,8 +335,8 @@ def chips_of(whole: Program, found: LocalDevices) -> str:
     each
     for role in whole.roles
     for own in role.own_environments
-    for each in dict(own).get(name, ','.join(found.ids)).split(',')
+    for each in dict(own).get(name, ','.join(devices.ids)).split(',')
   }
-  left = [each for each in found.ids if each not in taken]
+  left = [each for each in devices.ids if each not in taken]
   rest = f'; not used {",".join(left)}' if left else ''
-  return f'{name}: {"; ".join(told)}{rest}'
+  return f'{name}: {"; ".join(assigned)}{rest}'

@@ -39,13 +39,13 @@ def line(config: RunConfig) -> str | None:
     return None
   trained, steps = sizes[0], config.protocol.total_steps
   epochs = steps * _tokens_per_step(config) / trained
-  said = f'{steps} steps read the {trained:,} bytes of text {epochs:.1f} times'
+  text = f'{steps} steps read the {trained:,} bytes of text {epochs:.1f} times'
   if epochs > EPOCHS_MAX:
-    said += (
+    text += (
       f'; more than {EPOCHS_MAX} make a small model worse on new text: give '
       'more text, or fewer steps'
     )
-  return said
+  return text
 
 
 def over_fitted(workdir: Workdir) -> str | None:

@@ -86,18 +86,18 @@ def accelerator(
         [f'--gpus_per_host={gpus_per_host}: a learner on GPUs needs one']
       )
     return Accelerator(GPU, hosts or 1, gpus_per_host)
-  found = hardware.canonical(name)
-  if found not in TPUS:
-    near = difflib.get_close_matches(found, NAMES, 1)
+  chip = hardware.canonical(name)
+  if chip not in TPUS:
+    near = difflib.get_close_matches(chip, NAMES, 1)
     hint = f'did you mean {near[0]}? ' if near else ''
     raise ConfigError(
       [f'--accelerator={name}: unknown; {hint}known are {", ".join(NAMES)}']
     )
-  if hosts not in (0, TPUS[found].hosts):
+  if hosts not in (0, TPUS[chip].hosts):
     raise ConfigError(
-      [f'--hosts={hosts}: a slice {name} has {TPUS[found].hosts}']
+      [f'--hosts={hosts}: a slice {name} has {TPUS[chip].hosts}']
     )
-  return TPUS[found]
+  return TPUS[chip]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,9 +224,7 @@ class JobSpec(JobOptions):
     return self.learners[: self.learners_at_first]
 
   def role_name(self, role: Task) -> str:
-    """Returns a name such as 'run-learner-0', unique in a namespace or
-    project.
-    """
+    """Returns a name like 'run-learner-0', unique in a namespace or project."""
     return f'{self.name}-{role.name}'
 
   def metrics_port_of(self, role: Task) -> int:
@@ -282,14 +280,14 @@ def launch(
     asked.capacity,
     asked.reservation,
   )
-  found = {kind: [] for kind in program.KINDS}
+  by_kind = {kind: [] for kind in program.KINDS}
   shared = (*config_arguments, f'--workdir={asked.workdir}')
   for role in program.tasks(config, shared, access, log, config.data.shards):
     place, own = syncer_place, ()
     if role.kind == LEARNER:
       place, own = learner_place, (f'--notice_s={asked.notice_s}',)
     arguments = (*role.arguments, *own)
-    found[role.kind].append(
+    by_kind[role.kind].append(
       dataclasses.replace(role, arguments=arguments, resources=place)
     )
   at_first = asked.learners_at_first
@@ -300,10 +298,10 @@ def launch(
   return JobSpec(
     **options,
     name=name,
-    syncer=found[SYNCER][0],
-    shards=tuple(found[SHARD]),
-    evaluator=next(iter(found[EVALUATOR]), None),
-    learners=tuple(found[LEARNER]),
+    syncer=by_kind[SYNCER][0],
+    shards=tuple(by_kind[SHARD]),
+    evaluator=next(iter(by_kind[EVALUATOR]), None),
+    learners=tuple(by_kind[LEARNER]),
     environment=program.environment(
       config, Workdir(pathlib.Path(asked.workdir)).compiled
     ),

@@ -92,8 +92,8 @@ def occupy(
     raise ConfigError([f'{flag}: is a file, give a folder'])
   with flags.refusing(OSError, flag=f'{flag}: no run can be kept there'):
     root.mkdir(parents=True, exist_ok=True)
-    found = {path.name for path in root.iterdir()}
-    if foreign := sorted(n for n in found if not Workdir.owns(n)):
+    names = {path.name for path in root.iterdir()}
+    if foreign := sorted(n for n in names if not Workdir.owns(n)):
       raise ConfigError(
         [
           f'{flag}: holds {foreign[0]!r}, which is not of a run; give an empty '
@@ -111,7 +111,7 @@ def occupy(
         'another folder'
       ]
     ) from None
-  held = found - {workdir.lock.name}
+  held = names - {workdir.lock.name}
   reason = _why_not_go_on(workdir, config) if held else None
   if reason and has_begun(workdir) and not overwrite:
     lock.close()
@@ -161,8 +161,7 @@ def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:
   except (OSError, ValueError) as error:
     return f'holds a run of which the configuration is not known ({error})'
   here, there = (
-    {**run_config.agreement(each), 'name': each.name}
-    for each in (config, theirs)
+    {**run_config.agreement(x), 'name': x.name} for x in (config, theirs)
   )
   longer = run_config.extended(here, there)
   if differing := run_config.differences(here, longer):
@@ -309,9 +308,7 @@ class _Session:
       raise RunFailed(f'no {self._workdir.evaluation} was written')
 
   def _status(self, display: Display) -> RunStatus | None:
-    """Returns the syncer's last status; a broken one is reported and
-    ignored.
-    """
+    """Returns the syncer's last status; reports and ignores a broken one."""
     try:
       return of_run(self._workdir)
     except files.MalformedFile as error:
@@ -422,8 +419,8 @@ def _show_end(
   )
   view = progress.report(workdir, status, evaluation, place, tokens.values())
   console.print(view)
-  if said := epochs.over_fitted(workdir):
-    console.print(said, style='yellow', highlight=False, soft_wrap=True)
+  if warning := epochs.over_fitted(workdir):
+    console.print(warning, style='yellow', highlight=False, soft_wrap=True)
 
 
 def _draw_loss(workdir: Workdir) -> str:
@@ -499,16 +496,16 @@ def read_program(
   Raises:
     ConfigError: they can not be.
   """
-  given = absl_flags.FLAGS
+  values = absl_flags.FLAGS
   learners = launch_program.on_this_machine(
     config,
-    given.hosts,
-    given.cpu_devices,
+    values.hosts,
+    values.cpu_devices,
     os.environ.get(launch_program.XLA_FLAGS, ''),
   )
-  found = accelerators(config)
-  if found is None:  # Else what is dealt has to suit the mesh.
-    root = pathlib.Path(given.device_root)
+  devices = accelerators(config)
+  if devices is None:  # Else what is dealt has to suit the mesh.
+    root = pathlib.Path(values.device_root)
     preflight.check_devices(config, learners, os.environ, root)
   whole = program(
     config,
@@ -518,9 +515,9 @@ def read_program(
     flags.access_arguments(),
     flags.log_arguments(),
     learners,
-    given.metrics_port,
+    values.metrics_port,
   )
-  return chips.dealt(whole, config, found, os.environ) if found else whole
+  return chips.dealt(whole, config, devices, os.environ) if devices else whole
 
 
 def accelerators(config: RunConfig) -> LocalDevices | None:
@@ -529,15 +526,15 @@ def accelerators(config: RunConfig) -> LocalDevices | None:
   Raises:
     ConfigError: they can not be.
   """
-  given = absl_flags.FLAGS
-  asked = given.chips_per_learner
-  if given.cpu_devices and asked:
+  values = absl_flags.FLAGS
+  asked = values.chips_per_learner
+  if values.cpu_devices and asked:
     raise ConfigError(
       [f'--chips_per_learner={asked}: --cpu_devices makes devices of CPU cores']
     )
-  if given.cpu_devices:
+  if values.cpu_devices:
     return None
-  root = pathlib.Path(given.device_root)
+  root = pathlib.Path(values.device_root)
   return chips.to_be_dealt(config, asked, os.environ, root)
 
 
@@ -571,17 +568,17 @@ def main(argv, on_begin: Callable[[], None] = lambda: None) -> int:
   Args:
     on_begin: called once the folder is this run's.
   """
-  config, given = checked(argv), absl_flags.FLAGS
-  if given.page:
+  config, values = checked(argv), absl_flags.FLAGS
+  if values.page:
     print(
-      f'note: --page is gone: diloco watch {given.workdir}', file=sys.stderr
+      f'note: --page is gone: diloco watch {values.workdir}', file=sys.stderr
     )
   address = free_address(config.transport.host, config.transport.port)
-  root = pathlib.Path(given.workdir)
+  root = pathlib.Path(values.workdir)
   parts = read_program(config, Workdir(root), address)
-  if given.metrics_port:
+  if values.metrics_port:
     check_metrics_ports(parts.roles)
-  workdir, lock, goes_on = occupy(root, given.overwrite, config)
+  workdir, lock, goes_on = occupy(root, values.overwrite, config)
   with flags.refusing(OSError, flag=f'--workdir={root}'):
     on_begin()
   console = rich.console.Console()
@@ -607,8 +604,8 @@ def make(
   """
   planned = lab_section.plan(config.faults, config.protocol.learners)
   say, trains = functools.partial(progress.say, console), True
-  if found := accelerators(config):
-    say(chips.chips_of(parts, found))
+  if devices := accelerators(config):
+    say(chips.chips_of(parts, devices))
   if goes_on:
     say(f'goes on with the run in {workdir.root}')
     planned = still_due(planned, config, workdir)

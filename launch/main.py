@@ -44,21 +44,21 @@ _DEFINE = {
 def options_of(owner: type) -> dict[str, dataclasses.Field]:
   """Returns the fields of a dataclass that are flags, by name."""
   fields = dataclasses.fields(owner)
-  return {each.name: each for each in fields if 'trait' in each.metadata}
+  return {field.name: field for field in fields if 'trait' in field.metadata}
 
 
 def _takers() -> dict[str, tuple[str, ...]]:
   """Returns which targets take a flag; to others it would say nothing."""
-  found = {}
+  takers = {}
   for name, field in options_of(JobOptions).items():
     trait = field.metadata['trait']
-    found[name] = tuple(
+    takers[name] = tuple(
       n for n, b in BACKENDS.items() if not trait or trait in b.TRAITS
     )
   for target, backend in BACKENDS.items():
     for name in options_of(backend):
-      found[name] = (*found.get(name, ()), target)
-  return found
+      takers[name] = (*takers.get(name, ()), target)
+  return takers
 
 
 def define_flags() -> None:
@@ -90,23 +90,23 @@ def read_launch(config: RunConfig) -> JobSpec:
   Raises:
     ConfigError: it can not be.
   """
-  given = absl_flags.FLAGS
-  if problems := [*_wrong_for_target(), *_wrong_files(given)]:
+  values = absl_flags.FLAGS
+  if problems := [*_wrong_for_target(), *_wrong_files(values)]:
     raise ConfigError(problems)
   path = pathlib.Path(flags.config_file())
   arguments = flags.arguments()
-  if given.to in IN_CONTAINERS and path.is_file():  # It goes along.
+  if values.to in IN_CONTAINERS and path.is_file():  # It goes along.
     arguments[0] = arguments[0].replace(
       str(flags.config_file()), f'{job.CONFIG_FOLDER}/{path.name}', 1
     )
   access = flags.access_files()
   asked = JobOptions(
-    python='python' if given.to in IN_CONTAINERS else sys.executable,
-    secret_files=tuple(p.name for _, p in _files()) if given.secret else (),
+    python='python' if values.to in IN_CONTAINERS else sys.executable,
+    secret_files=tuple(p.name for _, p in _files()) if values.secret else (),
     knows_peers=bool(access['tls_ca'] or access['token_file']),
     has_token=bool(access['token_file']),
     **flags.access_vouched(),
-    **{name: getattr(given, name) for name in options_of(JobOptions)},
+    **{name: getattr(values, name) for name in options_of(JobOptions)},
   )
   return job.launch(
     config,
@@ -120,36 +120,36 @@ def read_launch(config: RunConfig) -> JobSpec:
 
 def _wrong_for_target() -> Iterator[str]:
   """Flags that are missing, or that the back end would ignore."""
-  given = absl_flags.FLAGS
+  values = absl_flags.FLAGS
   for name, targets in _takers().items():
-    if given[name].present and given.to not in targets:
+    if values[name].present and values.to not in targets:
       yield f'--{name}: is for --to={" and --to=".join(targets)} only'
-  backend = BACKENDS[given.to]
-  image = ['image'] if given.to in IN_CONTAINERS else []
+  backend = BACKENDS[values.to]
+  image = ['image'] if values.to in IN_CONTAINERS else []
   for name in ('workdir', *image, *backend.NEEDS):
-    if not getattr(given, name):
-      yield f'--{name}: is missing, --to={given.to} needs it'
-  is_tpu = given.accelerator not in (CPU, GPU)
+    if not getattr(values, name):
+      yield f'--{name}: is missing, --to={values.to} needs it'
+  is_tpu = values.accelerator not in (CPU, GPU)
   if backend.TPUS is not None and is_tpu != backend.TPUS:
     known = 'TPUs, such as v5litepod-8' if backend.TPUS else 'cpu and gpu'
-    yield f'--accelerator={given.accelerator}: --to={given.to} takes {known}'
+    yield f'--accelerator={values.accelerator}: --to={values.to} takes {known}'
 
 
 def _files() -> list[tuple[str, pathlib.PurePath]]:
   """Returns the files of the flags for access, by flag."""
-  given = flags.access_files().items()
+  values = flags.access_files().items()
   return [
     (name, pathlib.PurePath(value))
-    for name, value in given
+    for name, value in values
     if name != 'tls_name' and value is not None
   ]
 
 
-def _wrong_files(given) -> Iterator[str]:
+def _wrong_files(values) -> Iterator[str]:
   """Yields files that are not in the secret: a container has no others."""
   secret = pathlib.PurePath(SECRET_FOLDER)
-  for name, path in _files() if given.to in IN_CONTAINERS else ():
-    if not given.secret or path.parent != secret:
+  for name, path in _files() if values.to in IN_CONTAINERS else ():
+    if not values.secret or path.parent != secret:
       yield (
         f'--{name}={path}: in a container there are the files of --secret, '
         f'in {SECRET_FOLDER}'
@@ -157,10 +157,10 @@ def _wrong_files(given) -> Iterator[str]:
 
 
 def _perform(command: str, config: RunConfig) -> int:
-  given, say = absl_flags.FLAGS, functools.partial(print, flush=True)
-  whole, kind = read_launch(config), BACKENDS[given.to]
-  own = {name: getattr(given, name) for name in options_of(kind)}
-  backend = kind(dry_run=given.dry_run, say=say, **own)
+  values, say = absl_flags.FLAGS, functools.partial(print, flush=True)
+  whole, kind = read_launch(config), BACKENDS[values.to]
+  own = {name: getattr(values, name) for name in options_of(kind)}
+  backend = kind(dry_run=values.dry_run, say=say, **own)
   if problems := [*backend.problems()]:
     raise ConfigError(problems)
   whole = seeing(whole, backend.shares_workdir)
@@ -172,18 +172,18 @@ def _perform(command: str, config: RunConfig) -> int:
   if command == START:
     return backend.start(whole)
   act = backend.add if command == ADD else backend.remove
-  return act(whole, given.learner)
+  return act(whole, values.learner)
 
 
 def main(argv) -> int:
-  config, given = flags.load(), absl_flags.FLAGS
+  config, values = flags.load(), absl_flags.FLAGS
   command = argv[1] if len(argv) > 1 else START
   if command not in COMMANDS or len(argv) > 2:
     known = ', '.join(COMMANDS)
     raise ConfigError([f'{" ".join(argv[1:])}: must be one of {known}'])
-  if (given.learner is not None) != (command in (ADD, REMOVE)):
+  if (values.learner is not None) != (command in (ADD, REMOVE)):
     raise ConfigError(['--learner: is for add-learner and remove-learner'])
-  if given.to is None:
+  if values.to is None:
     known = ', '.join(BACKENDS)
     raise ConfigError(
       [f'--to: is missing, one of {known}; `diloco local` starts a run here']

@@ -131,13 +131,13 @@ def check_devices(
   if here is not None and chips.has_plugin(here.platform):
     return
   mesh = config.mesh
-  for each in learners:
-    xla_flags = dict(each.environment).get(
+  for role in learners:
+    xla_flags = dict(role.environment).get(
       XLA_FLAGS, environment.get(XLA_FLAGS, '')
     )
     forced = re.findall(rf'{FORCED}=(\d+)', xla_flags)
     asked = environment.get('JAX_NUM_CPU_DEVICES') or '1'
-    devices = each.hosts * int(forced[-1] if forced else asked)
+    devices = role.hosts * int(forced[-1] if forced else asked)
     if mesh.devices != devices:
       raise ConfigError(
         [
@@ -156,12 +156,12 @@ def free_address(host: str, port: int) -> str:
     ConfigError: the host is unknown, not of this machine, or the port taken.
   """
   try:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
   except socket.gaierror as error:
     raise ConfigError(
       [f'transport.host={host!r}: can not be resolved ({error.strerror})']
     ) from None
-  family, *_, address = found[0]
+  family, *_, address = addresses[0]
   try:
     free = port or sockets.free_port(address[0])
     socket.create_server((address[0], free), family=family).close()

@@ -88,15 +88,15 @@ def tasks(
     learners: so many, by their ids.
   """
   peer = (*shared, *access, *log)
-  found = [Task(SYNCER, SYNCER, peer)]
+  result = [Task(SYNCER, SYNCER, peer)]
   for i in range(1, config.syncer.shards):
-    found.append(Task(shard_name(i), SHARD, (*peer, f'--shard={i}')))
+    result.append(Task(shard_name(i), SHARD, (*peer, f'--shard={i}')))
   for i in range(learners):
     own = (*peer, f'--learner={i}')
-    found.append(Task(learner_name(i), LEARNER, own, i))
+    result.append(Task(learner_name(i), LEARNER, own, i))
   if config.run.eval_every_rounds:
-    found.append(Task(EVALUATOR, EVALUATOR, (*shared, *log)))
-  return found
+    result.append(Task(EVALUATOR, EVALUATOR, (*shared, *log)))
+  return result
 
 
 def metrics_port(first: int, role: Task, shards: int, hosts: int = 1) -> int:
@@ -172,7 +172,7 @@ def on_this_machine(
         f'{learners} learners'
       ]
     )
-  found = []
+  result = []
   for learner, hosts in enumerate(numbers):
     if devices % hosts:
       raise ConfigError(
@@ -182,8 +182,8 @@ def on_this_machine(
         ]
       )
     forced = f'{xla_flags} {FORCED}={devices // hosts}'.strip()
-    found.append(Processes(hosts, ((XLA_FLAGS, forced),) * cpu_devices))
-  return tuple(found)
+    result.append(Processes(hosts, ((XLA_FLAGS, forced),) * cpu_devices))
+  return tuple(result)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,16 +257,16 @@ def program(
   of_each = learners or [Processes()] * config.protocol.learners
   hosts = max(each.hosts for each in of_each)
   shared = (*config_arguments, f'--workdir={workdir.root}')
-  found = tasks(
+  started = tasks(
     config, shared, access_arguments, log_arguments, config.data.shards
   )
 
   def role(task: Task) -> Role:
     kind = KINDS[task.kind]
-    each, is_newcomer = Processes(), False
+    process, is_newcomer = Processes(), False
     if task.kind == LEARNER:
       is_newcomer = task.learner >= len(of_each)
-      each = of_each[-1 if is_newcomer else task.learner]
+      process = of_each[-1 if is_newcomer else task.learner]
     address_of_peer = [f'--{kind.peer}={address}'] if kind.peer else []
     return Role(
       task.name,
@@ -277,13 +277,13 @@ def program(
       ends_run=kind.ends_run,
       optional=kind.optional or is_newcomer,
       leave_s=kind.leave_s,
-      hosts=each.hosts,
-      environment=each.environment,
+      hosts=process.hosts,
+      environment=process.environment,
       metrics_port=first_port
       and metrics_port(first_port, task, config.syncer.shards, hosts),
     )
 
-  possible = {task.learner: task for task in found if task.kind == LEARNER}
+  possible = {task.learner: task for task in started if task.kind == LEARNER}
   last = first_port and metrics_port(
     first_port, possible[len(of_each) - 1], config.syncer.shards, hosts
   )
@@ -296,7 +296,7 @@ def program(
     )
   evaluate = (*shared, *log_arguments)
   return Program(
-    tuple(role(task) for task in found if (task.learner or 0) < len(of_each)),
+    tuple(role(task) for task in started if (task.learner or 0) < len(of_each)),
     Role(EVALUATE, (sys.executable, '-m', 'diloco.evaluate', *evaluate)),
     environment(config, workdir.compiled),
     newcomer=lambda i: role(possible[i]),
@@ -305,8 +305,8 @@ def program(
 
 def metrics_line(whole: Program) -> str:
   """Returns where the processes serve their metrics."""
-  roles = sorted(whole.roles, key=lambda each: each.metrics_port)
-  ports = ', '.join(f'{each.name} {each.metrics_port}' for each in roles)
+  roles = sorted(whole.roles, key=lambda role: role.metrics_port)
+  ports = ', '.join(f'{role.name} {role.metrics_port}' for role in roles)
   return f'http://{sockets.LOOPBACK}:PORT/metrics of {ports}'
 
 

@@ -103,8 +103,8 @@ class Display:
       width = self._console.width
       self._live.update(table(status, processes, times, width), refresh=True)
     else:
-      for each in lines(status, processes, times):
-        self.say(each)
+      for line in lines(status, processes, times):
+        self.say(line)
 
   def _times(self, status: RunStatus | None) -> str:
     """Returns the time of the run, with the time left once it is known.
@@ -121,7 +121,7 @@ def joined(
   status: RunStatus | None, processes: Sequence[ProcessState]
 ) -> list[ProcessState]:
   """Returns the learners that were not started here, such as by hand."""
-  known = {each.name for each in processes}
+  known = {x.name for x in processes}
   return [
     ProcessState(name, RUNNING, None, 0)
     for name in _by_process(status)
@@ -145,12 +145,12 @@ def table(
   learners = _by_process(status)
   view = text_tables.table(
     None,
-    ('process', 'state', *(each.label for each in columns), 'starts'),
+    ('process', 'state', *(x.label for x in columns), 'starts'),
     [_row(x, learners.get(x.name), columns) for x in processes],
     left=2,
     padding=(0, 1) if width >= WIDE else 0,  # 0 fits 80 columns.
   )
-  head = [rich.text.Text(each) for each in headlines(status, times, width)]
+  head = [rich.text.Text(x) for x in headlines(status, times, width)]
   if status is not None:
     head.append(_bar(status.step / status.total_steps, width))
   return rich.console.Group(*head, view)
@@ -177,25 +177,25 @@ def lines(
     text = f'{process.name} {_state(process, learner)}'
     if learner is not None and process.state == RUNNING:
       text += ''.join(
-        f' {each.label} {each.of(learner)}'
-        for each in figures.shown(figures.LEARNER, figures.LINE)
+        f' {x.label} {x.text_in(learner)}'
+        for x in figures.shown(figures.LEARNER, figures.LINE)
       )
     parts.append(text)
   return [
     *headlines(status, times, LINE_MAX),
-    *(f'  {each}' for each in _packed(parts, ' | ', LINE_MAX - 2)),
+    *(f'  {x}' for x in _packed(parts, ' | ', LINE_MAX - 2)),
   ]
 
 
 def _packed(parts: Sequence[str], between: str, width: int) -> list[str]:
   """Joins parts to as few lines as they fit into."""
-  found: list[str] = []
+  lines: list[str] = []
   for part in parts:
-    if found and len(found[-1]) + len(between) + len(part) <= width:
-      found[-1] += between + part
+    if lines and len(lines[-1]) + len(between) + len(part) <= width:
+      lines[-1] += between + part
     else:
-      found.append(part)
-  return found
+      lines.append(part)
+  return lines
 
 
 def headlines(
@@ -215,7 +215,7 @@ def headlines(
     if figure.name == 'elapsed_s':
       parts += [times] if times else []
     elif figure.value(status) is not None:
-      parts.append(f'{figure.short or figure.label} {figure.of(status)}')
+      parts.append(f'{figure.short or figure.label} {figure.text_in(status)}')
   return _packed(parts, '  ', width)
 
 
@@ -227,9 +227,9 @@ def _by_process(status: RunStatus | None) -> Mapping[str, LearnerStatus]:
 def _row(
   process: ProcessState, learner: LearnerStatus | None, columns
 ) -> list[str | rich.text.Text]:
-  said = _state(process, learner)
-  state = rich.text.Text(said, style=STYLES.get(said, ''))
-  cells = ['' if learner is None else each.of(learner) for each in columns]
+  shown = _state(process, learner)
+  state = rich.text.Text(shown, style=STYLES.get(shown, ''))
+  cells = ['' if learner is None else x.text_in(learner) for x in columns]
   return [process.name, state, *cells, str(process.starts)]
 
 
@@ -272,9 +272,9 @@ def _learners(status: RunStatus) -> rich.table.Table:
   columns = [*figures.shown(figures.LEARNER, figures.END)]
   return text_tables.table(
     'Learners',
-    ('learner', *(each.label for each in columns)),
+    ('learner', *(column.label for column in columns)),
     [
-      (learner_name(x.learner), *(each.of(x) for each in columns))
+      (learner_name(x.learner), *(column.text_in(x) for column in columns))
       for x in status.learners
     ],
   )
@@ -284,7 +284,7 @@ def _run(
   status: RunStatus, tokens: Collection[TokenCounts]
 ) -> rich.table.Table:
   rows = [
-    (figure.label, figure.of(status))
+    (figure.label, figure.text_in(status))
     for figure in figures.shown(figures.RUN, figures.END)
   ]
   ledger = [('where tokens went', tokens_text(tokens))] if tokens else []

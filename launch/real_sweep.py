@@ -95,11 +95,11 @@ def make(
 def _keep_result(run: SweepRun) -> None:
   """Writes the result beside the run's records, unless they are broken."""
   try:
-    found = recorded_result.read(run.workdir, run.config)
+    result = recorded_result.read(run.workdir, run.config)
   except BadResult as error:
     making.say(f'{run.name}: {error}')
   else:
-    sweep.write_into(run.workdir.root, found)
+    sweep.write_into(run.workdir.root, result)
 
 
 def _check(run: SweepRun) -> None:

@@ -219,7 +219,7 @@ class RoleProcesses:
       All exits in order once no process is left; they are returned once. The
       last of them has not been announced yet.
     """
-    ended = [n for n, each in self._running.items() if _has_exited(each)]
+    ended = [n for n, process in self._running.items() if _has_exited(process)]
     for name in ended:
       self._reap_process(name)
     if self._running and ended:
@@ -265,7 +265,7 @@ class RoleProcesses:
 
 def _worst(exits: Sequence[ProcessExit]) -> ProcessExit:
   """Returns the one by which all processes of a role are judged."""
-  return max(exits, key=lambda each: severity(each.code))
+  return max(exits, key=lambda end: severity(end.code))
 
 
 def _has_exited(popen: subprocess.Popen) -> bool:
@@ -336,9 +336,7 @@ class Supervisor:
 
   @property
   def is_over(self) -> bool:
-    """Returns True if nothing runs or will be started, or the run has
-    failed.
-    """
+    """Returns True if the run failed, or nothing runs or will be started."""
     if self.failure:
       return True
     ends = (FINISHED, DEAD, STOPPED)
@@ -447,11 +445,11 @@ class Supervisor:
     )
     group.state = decision.state
     group.start_at_s = time.monotonic() + self._restart_delay_s
-    told = f'{judged.process} {decision.reason}'
+    line = f'{judged.process} {decision.reason}'
     if decision.stops_run and not self.failure:
-      self.failure = told
+      self.failure = line
     is_of_last = judged is last or judged.code == last.code == 0
-    detail = decision.reason if is_of_last else told
+    detail = decision.reason if is_of_last else line
     self._tell(last.process, 'exited', last.pid, detail)
 
   def _end_lingering(self) -> None:

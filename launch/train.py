@@ -55,12 +55,12 @@ def arguments(argv: Sequence[str]) -> list[str]:
       file=sys.stderr,
     )
   argv = _with_text(argv)
-  given = []  # Behind --config, wherever that stands.
+  more = []  # Behind --config, wherever that stands.
   text = flags.value_of(TEXT, argv)
   if text is not None:
-    given += ['--config.data.source=text', f'--config.data.path={text}']
+    more += ['--config.data.source=text', f'--config.data.path={text}']
   if steps is not None:
-    given.append(f'--config.{run_config.TOTAL_STEPS}={steps}')
+    more.append(f'--config.{run_config.TOTAL_STEPS}={steps}')
   workdir = flags.value_of(flags.WORKDIR, argv)
   if workdir is None:
     name = STDLIB if text is None else pathlib.Path(text).resolve().stem
@@ -68,12 +68,12 @@ def arguments(argv: Sequence[str]) -> list[str]:
     if flags.value_of(making.SWEEP, argv) is not None:
       name += '-sweep'
     workdir = str(pathlib.Path('runs') / name)
-    given.append(f'--workdir={workdir}')
+    more.append(f'--workdir={workdir}')
   if flags.has_config(argv):
-    return [*argv, *given]
+    return [*argv, *more]
   written = own_config(workdir)
-  found = written if written.exists() else CONFIG
-  words = [argv[0], f'--config={found}', *argv[1:], *given]
+  config = written if written.exists() else CONFIG
+  words = [argv[0], f'--config={config}', *argv[1:], *more]
   return words if written.exists() else [*words, *_schedule(words)]
 
 
@@ -98,7 +98,7 @@ def _schedule(words: Sequence[str]) -> list[str]:
 
   What is wrong with the words is left to those who parse them.
   """
-  given = {
+  keys = {
     match[1] for w in words if (match := re.match(r'--?config\.([\w.]+)', w))
   }
   try:
@@ -106,11 +106,11 @@ def _schedule(words: Sequence[str]) -> list[str]:
       flags.given_config([*words, f'--config.{WARMUP}=0'])
     )
     steps = config.protocol.total_steps
-    if run_config.TOTAL_STEPS not in given:
+    if run_config.TOTAL_STEPS not in keys:
       steps = epochs.steps_for(config)
   except (ConfigError, OSError):
     return []
-  if WARMUP in given or steps == DEFAULT_STEPS:
+  if WARMUP in keys or steps == DEFAULT_STEPS:
     chosen = {}
   else:
     chosen = {WARMUP: steps // 10}
@@ -180,34 +180,34 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 def main(argv) -> int:
   """Makes the run; then shows what its model writes, and what comes next."""
-  given = absl_flags.FLAGS
+  values = absl_flags.FLAGS
   if making.is_asked():
     # Only now: it imports SciPy.
     from launch import real_sweep
 
     return real_sweep.main(argv)
   local.checked(argv)
-  workdir = Workdir(pathlib.Path(given.workdir))
-  if given.resume and not workdir.config.exists():
-    raise ConfigError([f'--{RESUME}: {given.workdir} holds no run'])
+  workdir = Workdir(pathlib.Path(values.workdir))
+  if values.resume and not workdir.config.exists():
+    raise ConfigError([f'--{RESUME}: {values.workdir} holds no run'])
 
   def show_config():
-    if flags.config_file() in (str(CONFIG), str(own_config(given.workdir))):
-      write_config(given.workdir, given.config)
+    if flags.config_file() in (str(CONFIG), str(own_config(values.workdir))):
+      write_config(values.workdir, values.config)
 
   code = local.main(argv, show_config)
   if code:
     return code
-  command = [sys.executable, '-m', 'diloco.generate', given.workdir]
+  command = [sys.executable, '-m', 'diloco.generate', values.workdir]
   sample = subprocess.run(
     [*command, f'--length={SAMPLE_TOKENS}'], stdout=subprocess.PIPE, check=False
   )
   if not sample.returncode:
     files.replace(workdir.sample, sample.stdout)
     print(f'\nWhat the model writes:\n{sample.stdout.decode(errors="replace")}')
-  total_steps = given.config.protocol.total_steps
+  total_steps = values.config.protocol.total_steps
   rose = epochs.over_fitted(workdir)
-  print(next_commands(given.workdir, total_steps, OWN, goes_on=not rose))
+  print(next_commands(values.workdir, total_steps, OWN, goes_on=not rose))
   return 0
 
 

@@ -66,26 +66,26 @@ def define_flags() -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-  given = absl_flags.FLAGS
+  asked = absl_flags.FLAGS
   if len(argv) > 1:
     raise ConfigError(f'{argv[1]}: unexpected argument')
-  if given.list:
+  if asked.list:
     print('\n'.join(f'  {name:16}{row.title}' for name, row in ROWS.items()))
     return 0
-  names = chosen(given.all, given.only)
-  settings = BenchSettings(given.smallest, sizes(given.millions), given.minutes)
-  if given.write_speeds and HOSTS not in names:
+  names = chosen(asked.all, asked.only)
+  settings = BenchSettings(asked.smallest, sizes(asked.millions), asked.minutes)
+  if asked.write_speeds and HOSTS not in names:
     raise ConfigError(f'--write_speeds: needs the row {HOSTS}')
-  written = (given.markdown, given.json, given.write_speeds)
+  written = (asked.markdown, asked.json, asked.write_speeds)
   check_writable([pathlib.Path(p) for p in written if p])
   logging.set_verbosity(logging.ERROR)
   # Ends the processes of a run, too.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   machine, whole = measurement.describe(), measurement.LoadMeter()
   with ProgressLine() as line:
-    found, failed = measure(names, settings, given.repeats, line.say)
+    rows, failed = measure(names, settings, asked.repeats, line.say)
   again = shlex.join(['python', '-m', 'diloco.bench', *sys.argv[1:]])
-  measured = Measured(found, failed, machine, whole.others(), again)
+  measured = Measured(rows, failed, machine, whole.others(), again)
   console = rich.console.Console(
     color_system=None, highlight=False, markup=False, emoji=False
   )
@@ -93,12 +93,12 @@ def main(argv: Sequence[str]) -> int:
     console.width = max(console.width, WIDTH)
   page = measured.page()
   terminal.show(page, console)
-  if given.markdown:
-    pathlib.Path(given.markdown).write_text(measurement.as_markdown(page))
-  if given.json:
-    files.write_json(pathlib.Path(given.json), measured.record())
-  if given.write_speeds and HOSTS not in failed:
-    files.write_json(pathlib.Path(given.write_speeds), speeds_of(measured))
+  if asked.markdown:
+    pathlib.Path(asked.markdown).write_text(measurement.as_markdown(page))
+  if asked.json:
+    files.write_json(pathlib.Path(asked.json), measured.record())
+  if asked.write_speeds and HOSTS not in failed:
+    files.write_json(pathlib.Path(asked.write_speeds), speeds_of(measured))
   return 1 if failed else 0
 
 
@@ -109,36 +109,36 @@ def measure(
   say: Callable[[str], None],
 ) -> tuple[list[RepeatedFigure], dict[str, str]]:
   """Returns the figures, and why other rows could not be measured."""
-  found, failed = [], {}
-  began_s, of = time.monotonic(), len(names) * repeats
+  rows, failed = [], {}
+  began_s, total = time.monotonic(), len(names) * repeats
   costs = [ROWS[name].seconds for name in names for _ in range(repeats)]
   for number, name in enumerate(names):
     meter, repetitions = measurement.LoadMeter(), []
     try:
       for i in range(repeats):
         done = number * repeats + i
-        far = count(done, of, began_s, sum(costs[:done]) / sum(costs))
+        far = count(done, total, began_s, sum(costs[:done]) / sum(costs))
         say(f'{far}  {name}, repetition {i + 1} of {repeats}')
         repetitions.append(list(ROWS[name].measure(settings)))
     except BenchFailed as error:
       failed[name] = str(error)
       continue
-    found += measurement.repeated(name, repetitions, meter.others())
-  return found, failed
+    rows += measurement.repeated(name, repetitions, meter.others())
+  return rows, failed
 
 
 def speeds_of(measured: Measured) -> dict:
   """Returns what `diloco plan` reads of hosts: medians of the row `hosts`."""
   machine = measured.machine
   own = [figure for figure in measured.figures if figure.row == HOSTS]
-  found = host_speeds({f.name: f.median for f in own})
+  speeds = host_speeds({f.name: f.median for f in own})
   return {
     'machine': f'{machine["cpu"]}, {machine["cores_allowed"]} cores',
     'date': machine['time'][:10],
     'commit': machine['commit'],
     'command': f'python -m diloco.bench --only={HOSTS} --write_speeds=FILE',
     'others': own[0].others,
-    **{name: float(f'{value:.3g}') for name, value in found.items()},
+    **{name: float(f'{value:.3g}') for name, value in speeds.items()},
   }
 
 

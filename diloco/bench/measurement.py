@@ -210,10 +210,10 @@ def repeated(
   row: str, repetitions: Sequence[Sequence[BenchFigure]], others: float
 ) -> list[RepeatedFigure]:
   """Gathers the repetitions of a row, figure by figure."""
-  found = []
+  figures = []
   for first in repetitions[0]:
     same = [f for each in repetitions for f in each if f.name == first.name]
-    found.append(
+    figures.append(
       RepeatedFigure(
         row,
         first.name,
@@ -224,7 +224,7 @@ def repeated(
         others,
       )
     )
-  return found
+  return figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +264,7 @@ class Measured:
         f'{machine["cpu"]}, {machine["cores_allowed"]} of {machine["cores"]} '
         f'cores, {memory_gb:.1f} GB; Python {machine["python"]}, jax '
         f'{machine["versions"]["jax"]}; commit {machine["commit"]}.',
-        said(self.others),
+        sentence(self.others),
         HOW_TO_READ,
       ),
       parts=(Table('benchmarks', 'Benchmarks', columns, rows, notes),),
@@ -349,7 +349,7 @@ def read_times() -> CpuTimes:
   return sum(fields), sum(fields[i] for i in IDLE), sum(used[:4])
 
 
-def said(share: float) -> str:
+def sentence(share: float) -> str:
   """Returns the sentence on the others' share."""
   warning = (
     ' Figures of time are not those of a quiet machine.'

@@ -104,15 +104,15 @@ class RealRun:
   def start_syncer(self):
     """Starts the syncer, and waits until it listens."""
     self._start(SYNCER, 'diloco.syncer', f'--bind={self._address}')
-    log, found = self._log(SYNCER), []
+    log, addresses = self._log(SYNCER), []
 
     def listens() -> bool:
       text = log.read_text(errors='replace')
-      found[:] = re.findall(r' fragments, at (\S+)$', text, re.MULTILINE)
-      return bool(found)
+      addresses[:] = re.findall(r' fragments, at (\S+)$', text, re.MULTILINE)
+      return bool(addresses)
 
     self.until(listens, 'the syncer listens')
-    self._address = found[-1]
+    self._address = addresses[-1]
 
   def start_learner(self, learner: int, **own: object):
     """Starts a learner; `own` are keys of the section `run`."""

@@ -163,7 +163,7 @@ class Stages:
 
   def __init__(self, run_spec: RunSpec):
     pieces = max(
-      run_spec.layout.fragments, key=lambda each: sum(x.size for x in each)
+      run_spec.layout.fragments, key=lambda xs: sum(x.size for x in xs)
     )
     up, down = run_spec.up, run_spec.down
     vs = {
@@ -204,7 +204,7 @@ def measure_whole(
   """Measures whole rounds, in GB/s or s/GB of Θ in f32."""
   rounds = SyncerRounds(_run_spec(settings, learners))
   gb, unit = 4 * rounds.values / 1e9, 's/GB' if in_seconds else 'GB/s'
-  found = Comparison(
+  comparison = Comparison(
     name,
     unit,
     lambda s: learners * s / gb if in_seconds else gb / s,
@@ -214,7 +214,7 @@ def measure_whole(
     settings.pick(4, 1),
   ).measure()
   rounds.close()
-  return found
+  return comparison
 
 
 def measure_round(settings: BenchSettings) -> Iterator[BenchFigure]:
@@ -310,7 +310,7 @@ def simulate(learners: int, steps: int) -> int:
     weighting='tokens',
     patience=1.0,
     total_steps=10**9,
-    blend='overwrite',
+    blend='replace',
   )
   network = Network(
     up_bytes=(1e8,) * FRAGMENTS,
@@ -492,8 +492,8 @@ def measure_decoder(settings: BenchSettings) -> Iterator[BenchFigure]:
     overrides, [0.0], settings.pick(200, 20), settings.pick(8, 1)
   )
   steps_s, twin_s = all_seconds(synced), all_seconds(alone)
-  for name, of in (('mean', statistics.mean), ('median', statistics.median)):
-    yield duration(f'{name} step', 'ms', of(steps_s), of(twin_s), TWIN)
+  for name, f in (('mean', statistics.mean), ('median', statistics.median)):
+    yield duration(f'{name} step', 'ms', f(steps_s), f(twin_s), TWIN)
 
 
 def _start_both(run: RealRun, rounds: int):

@@ -95,10 +95,10 @@ def unpack(
     if at['volume'] >= len(volumes) or stop > volumes[at['volume']].nbytes:
       raise BrokenRecord(f'the bytes of {name} are not there')
     data = volumes[at['volume']][at['start'] : stop]
-    found = native.crc32(data)
-    if found != at['crc']:
+    actual = native.crc32(data)
+    if actual != at['crc']:
       raise BrokenRecord(
-        f'{name} has the CRC {found:08x}, {at["crc"]:08x} was written'
+        f'{name} has the CRC {actual:08x}, {at["crc"]:08x} was written'
       )
     arrays[name] = data.view(dtype).reshape(at['shape'])
   return arrays
@@ -195,9 +195,7 @@ def _parts(name: str, leaf):
 
 
 def _expected(name: str, like):
-  """Returns (name, index) of the parts that this process should have of a
-  leaf.
-  """
+  """Returns (name, index) of the parts of a leaf that are of this process."""
   sharding = getattr(like, 'sharding', None)
   if sharding is None or sharding.is_fully_addressable:
     return {name: None}.items()

@@ -10,6 +10,7 @@ import numpy as np
 
 from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.store import Checkpoint, Checkpoints
+from diloco.protocol.config import BLEND, with_current_blend
 
 # It may be larger than when a checkpoint was made: the run was extended.
 TOTAL_STEPS = 'protocol.total_steps'
@@ -95,7 +96,7 @@ class LearnerRecords(Checkpoints):
     return self.restore(likes, self._check, step)
 
   def _check(self, meta: dict) -> None:
-    theirs = dict(meta['identity'])
+    theirs = with_current_blend(meta['identity'], BLEND)
     steps = self._identity.get(TOTAL_STEPS), theirs.get(TOTAL_STEPS)
     if None not in steps and int(steps[0]) > int(steps[1]):
       theirs[TOTAL_STEPS] = steps[0]

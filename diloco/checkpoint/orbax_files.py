@@ -88,11 +88,11 @@ class SoleFiles:
       cleanup_tmp_directories=True,
     )
 
-  def save(self, step: int, found: Volumes, text: str) -> None:
+  def save(self, step: int, volumes: Volumes, text: str) -> None:
     """Writes one checkpoint atomically; removes old ones."""
     self._checkpointer.save_checkpointables(
       step,
-      {'volumes': dict(found)},
+      {'volumes': dict(volumes)},
       custom_metadata=sealed(text),
       force=True,  # Whether to save was decided by the caller.
     )
@@ -126,13 +126,13 @@ class HostFiles:
     self._folder = folder
     self._keep_latest = keep_latest
     folder.mkdir(parents=True, exist_ok=True)
-    for each in folder.glob('*' + UNFINISHED):
-      shutil.rmtree(each, ignore_errors=True)
+    for path in folder.glob('*' + UNFINISHED):
+      shutil.rmtree(path, ignore_errors=True)
 
-  def save(self, step: int, found: Volumes, text: str) -> None:
+  def save(self, step: int, volumes: Volumes, text: str) -> None:
     unfinished = self._folder / f'{step}{UNFINISHED}'
     (unfinished / 'volumes').mkdir(parents=True)
-    for name, vector in found.items():
+    for name, vector in volumes.items():
       np.save(unfinished / 'volumes' / f'{name}.npy', vector)
     (unfinished / TEXT).parent.mkdir()
     (unfinished / TEXT).write_text(json.dumps(sealed(text)))
@@ -161,11 +161,11 @@ def sealed(text: str) -> dict:
   return {'text': text, 'crc': zlib.crc32(text.encode())}
 
 
-def proven(found: Mapping | None) -> str:
+def proven(metadata: Mapping | None) -> str:
   """Returns the text; raises BrokenRecord if it is missing or damaged."""
-  if not found:
+  if not metadata:
     raise BrokenRecord('it has no metadata')
-  text = str(found['text'])
-  if zlib.crc32(text.encode()) != found['crc']:
+  text = str(metadata['text'])
+  if zlib.crc32(text.encode()) != metadata['crc']:
     raise BrokenRecord('the CRC of its metadata is another')
   return text

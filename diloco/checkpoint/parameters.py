@@ -29,5 +29,5 @@ def read_parameters(path: pathlib.Path) -> dict[str, np.ndarray]:
   if not path.is_dir():
     raise FileNotFoundError(f'no parameters at {path}')
   with OPERATING:
-    found = orbax().load(path.absolute())
-  return {k: np.asarray(v) for k, v in found.items()}
+    arrays = orbax().load(path.absolute())
+  return {k: np.asarray(v) for k, v in arrays.items()}

@@ -239,12 +239,12 @@ class Checkpoints:
 
   def readable(self) -> tuple[int, ...]:
     """Returns the steps of checkpoints whose text is intact, ascending."""
-    found = []
+    steps = []
     for step in sorted(self._steps()):
       with contextlib.suppress(*UNREADABLE):
         _read_text(self._files, self._folder / str(step))
-        found.append(step)
-    return tuple(found)
+        steps.append(step)
+    return tuple(steps)
 
   def restore(
     self,
@@ -318,8 +318,8 @@ def newest_after(folder: pathlib.Path, step: int) -> Checkpoint | None:
   none is intact: another process writes and removes them meanwhile, and only
   that one sets broken ones aside.
   """
-  found = folder.iterdir() if folder.is_dir() else ()
-  steps = (int(path.name) for path in found if path.name.isdecimal())
+  names = folder.iterdir() if folder.is_dir() else ()
+  steps = (int(path.name) for path in names if path.name.isdecimal())
   for each in sorted((s for s in steps if s > step), reverse=True):
     path = (folder / str(each)).absolute()
     try:
@@ -342,9 +342,9 @@ def _read_text(files: orbax_files.Files, path: pathlib.Path) -> dict:
 def _read_arrays(
   files: orbax_files.Files, path: pathlib.Path, index: Mapping
 ) -> dict:
-  found = files.read_volumes(path)
+  volumes = files.read_volumes(path)
   return checkpoint_arrays.unpack(
-    [found[name] for name in sorted(found)], index
+    [volumes[name] for name in sorted(volumes)], index
   )
 
 

@@ -51,19 +51,19 @@ def newest_theta_after(
     None if there is nothing newer.
   """
   others = sorted(folder.glob('shard-*'))
-  found = newest_after(folder / STATES, closed_round)
-  if found is None:
+  newest = newest_after(folder / STATES, closed_round)
+  if newest is None:
     return None
   thetas: dict[int, dict[str, Any]] = {}
-  for each in [folder, *others]:
+  for place in [folder, *others]:
     # All shards save after the same rounds, but not at the same time.
-    part = newest_after(each / STATES, found.step - 1)
-    if part is None or part.step != found.step:
+    part = newest_after(place / STATES, newest.step - 1)
+    if part is None or part.step != newest.step:
       return None
     for i, p in enumerate(part.meta['fragments']):
       theta = _under(f'{i}/theta/', part.arrays)
       thetas[p] = thetas.get(p, {}) | theta
-  return found.step, [thetas[p] for p in sorted(thetas)]
+  return newest.step, [thetas[p] for p in sorted(thetas)]
 
 
 def _under(place: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class SyncerRecords:
     self._say = say
     self._sync = sync
     # Messages about the ledger, which is read twice.
-    self._said: set[str] = set()
+    self._logged: set[str] = set()
     self._lock: BinaryIO | None = None
     self._states = Checkpoints(folder / STATES, keep_latest, say)
 
@@ -169,7 +169,7 @@ class SyncerRecords:
       BrokenRecord: there is no ledger, but a checkpoint that does not contain
         one; or the file belongs to another version of this program.
     """
-    found, unsealed = [], []
+    records, unsealed = [], []
     for path in (self._ledger, self._previous):
       try:
         record = self._read_file(path)
@@ -177,14 +177,14 @@ class SyncerRecords:
         self._say_once(f'{error}: it is passed over')
         unsealed.append(error)
       else:
-        found += [(path, record)] if record is not None else []
+        records += [(path, record)] if record is not None else []
     meta = self._states.newest_meta() or {}
     if 'record' in meta:
       name = f'the checkpoint of round {self._states.newest_step}'
-      found.append((name, meta['record']))
-    if not found and unsealed:
+      records.append((name, meta['record']))
+    if not records and unsealed:
       raise unsealed[0]
-    if not found:
+    if not records:
       if not meta:
         return None
       raise BrokenRecord(
@@ -192,7 +192,7 @@ class SyncerRecords:
         f'of round {self._states.newest_step}: bring it back, or remove the '
         f'folder to begin anew'
       )
-    source, record = max(found, key=lambda each: _closed_round(each[1]))
+    source, record = max(records, key=lambda pair: _closed_round(pair[1]))
     if source != self._ledger:
       self._say_once(
         f'goes on from {source}, round {_closed_round(record)}: '
@@ -220,8 +220,8 @@ class SyncerRecords:
     return json.loads(text)
 
   def _say_once(self, line: str):
-    if line not in self._said:
-      self._said.add(line)
+    if line not in self._logged:
+      self._logged.add(line)
       self._say(line)
 
   # The states ---------------------------------------------------------------
@@ -269,15 +269,15 @@ class SyncerRecords:
       None if there is none. A version may be older than the ledger's.
     """
     likes = jax.tree.map(_on_host, _tree(like))
-    found = self._states.restore(likes)
-    if found is None:
+    state = self._states.restore(likes)
+    if state is None:
       return None
-    versions = tuple(found.meta['versions'])
+    versions = tuple(state.meta['versions'])
     states = [
       dataclasses.replace(like_state, version=version, **arrays)
-      for like_state, version, arrays in zip(like, versions, found.arrays)
+      for like_state, version, arrays in zip(like, versions, state.arrays)
     ]
-    self._say(f'fragments of versions {versions} from {found.path}')
+    self._say(f'fragments of versions {versions} from {state.path}')
     return versions, states
 
   def wait(self, timeout_s: float) -> bool:

@@ -94,19 +94,19 @@ def _keys(
 
 def _meanings(cls: type) -> dict[str, str]:
   """The meanings of a dataclass's fields, those of its bases included."""
-  found = {}
+  meanings = {}
   for base in reversed(cls.__mro__[:-1]):
     if dataclasses.is_dataclass(base):
-      found |= _comments(base)
+      meanings |= _comments(base)
   for name, rule in sections.rules(cls).items():
     if rule not in sections.FINITE.values():  # Of every number.
-      found[name] = f'{found[name]} {rule.text.capitalize()}.'.strip()
-  return found
+      meanings[name] = f'{meanings[name]} {rule.text.capitalize()}.'.strip()
+  return meanings
 
 
 def _comments(cls: type) -> dict[str, str]:
   """The comments of a class's fields; 'a key of NAME' becomes the choices."""
-  found, above, module = {}, [], inspect.getmodule(cls)
+  comments, above, module = {}, [], inspect.getmodule(cls)
 
   def choices(named: re.Match) -> str:
     keys = getattr(module, named[1], None)
@@ -118,9 +118,9 @@ def _comments(cls: type) -> dict[str, str]:
       continue
     if field := FIELD.fullmatch(line):
       meaning = ' '.join(filter(None, [*above, field[2]]))
-      found[field[1]] = re.sub(r'\ba key of (\w+)', choices, meaning)
+      comments[field[1]] = re.sub(r'\ba key of (\w+)', choices, meaning)
     above = []
-  return found
+  return comments
 
 
 if __name__ == '__main__':

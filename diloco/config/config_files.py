@@ -196,14 +196,14 @@ def make_importable(path: str = '') -> None:
   """
   if NAME in sys.modules:
     return
-  found = importlib.util.find_spec(NAME)
-  if found is not None and found.origin is not None:
+  spec = importlib.util.find_spec(NAME)
+  if spec is not None and spec.origin is not None:
     is_ours = pathlib.Path(path).resolve().is_relative_to(EXPERIMENTS)
-    folder = pathlib.Path(found.origin).resolve().parent
+    folder = pathlib.Path(spec.origin).resolve().parent
     if folder == EXPERIMENTS or not is_ours:
       return
   try:
     package = importlib.import_module(f'{PACKAGE.name}.{NAME}')
   except ModuleNotFoundError:
     return  # A checkout that is not on the path.
-  package.__path__ += list(found.submodule_search_locations) if found else []
+  package.__path__ += list(spec.submodule_search_locations) if spec else []

@@ -165,8 +165,8 @@ def missing_paths(data: DataConfig) -> Iterator[str]:
     ('tokenizer', file if kind in TOKENIZERS else ''),
   ]
   for key, path in named:
-    found = not path or '://' in path or glob.glob(os.path.expanduser(path))
-    if not found and not os.path.exists(path):  # A name may hold brackets.
+    exists = not path or '://' in path or glob.glob(os.path.expanduser(path))
+    if not exists and not os.path.exists(path):  # A name may hold brackets.
       yield f'data.{key}={path!r}: there is nothing at this path'
 
 
@@ -215,13 +215,13 @@ def too_short_text(data: DataConfig) -> Iterator[str]:
   """
   where = f'data.path={data.path!r}'
   try:
-    found = text_bytes(data)
+    size = text_bytes(data)
   except OSError as error:
     yield f'{where}: {error}'
     return
-  if found is None:
+  if size is None:
     return
-  trained, heldout = found
+  trained, heldout = size
   needed = data.shards * data.batch * data.seq_len + 1
   if trained >= needed and heldout > data.seq_len:
     return
@@ -230,7 +230,7 @@ def too_short_text(data: DataConfig) -> Iterator[str]:
     math.ceil((data.seq_len + 1) * 100 / HELDOUT_PERCENT),
   )
   yield (
-    f'{where}: {sum(found)} bytes are too short, a text needs {nbytes}: '
+    f'{where}: {sum(size)} bytes are too short, a text needs {nbytes}: '
     f'one batch of each shard takes {needed} (data.shards={data.shards} * '
     f'data.batch={data.batch} * data.seq_len={data.seq_len} + 1), and '
     f'{HELDOUT_PERCENT} % of each file, at least {data.seq_len + 1} bytes in '

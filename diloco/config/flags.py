@@ -146,8 +146,8 @@ def log_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
 
 def who(values: flags.FlagValues = flags.FLAGS) -> dict[str, int]:
   """Returns the given flags of `WHO`: which learner, and which host of it."""
-  given = ((name, values[name].value) for name in WHO if name in values)
-  return {name: value for name, value in given if value is not None}
+  numbers = ((name, values[name].value) for name in WHO if name in values)
+  return {name: value for name, value in numbers if value is not None}
 
 
 def run(
@@ -163,8 +163,8 @@ def run(
     sys.stdout = open(os.devnull, 'w')  # noqa: SIM115
   with contextlib.suppress(AttributeError):  # Of a notebook's own stream.
     sys.stdout.reconfigure(errors='replace')
-  if said := asked_text(sys.argv):
-    raise SystemExit(_or_exit(print)(said))
+  if text := asked_text(sys.argv):
+    raise SystemExit(_or_exit(print)(text))
   app.run(_or_exit(main), flags_parser=_or_exit(parser or parse))
 
 
@@ -243,17 +243,17 @@ def flags_text(values: flags.FlagValues = flags.FLAGS) -> str:
 def define_short_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   """Defines those of `SHORT`; `in_full` makes keys of them."""
   for name, key in SHORT.items():
-    said = f'Short for --{CONFIG}.{key}.'
-    flags.DEFINE_string(name, None, said, flag_values=values)
+    text = f'Short for --{CONFIG}.{key}.'
+    flags.DEFINE_string(name, None, text, flag_values=values)
 
 
 def in_full(argv: Sequence[str]) -> list[str]:
   """Returns a command line on which `SHORT` flags are keys."""
   words = []
   for word in argv:
-    found = re.fullmatch(rf'--?({"|".join(SHORT)})(=.*)?', word, re.DOTALL)
+    match = re.fullmatch(rf'--?({"|".join(SHORT)})(=.*)?', word, re.DOTALL)
     words.append(
-      f'--{CONFIG}.{SHORT[found[1]]}{found[2] or ""}' if found else word
+      f'--{CONFIG}.{SHORT[match[1]]}{match[2] or ""}' if match else word
     )
   return words
 
@@ -262,17 +262,17 @@ def positions(
   argv: Sequence[str], values: flags.FlagValues = flags.FLAGS
 ) -> list[int]:
   """Returns where on a command line words stand alone, before its sections."""
-  found, at = [], 1
+  alone, at = [], 1
   while at < len(argv):
     word = argv[at]
     if word == '--':
-      return [*found, *range(at + 1, len(argv))]
+      return [*alone, *range(at + 1, len(argv))]
     if not word.startswith('-') or word == '-':
-      found.append(at)
+      alone.append(at)
     elif '=' not in word:
       at += _takes_next(word.lstrip('-'), values)
     at += 1
-  return found
+  return alone
 
 
 def _takes_next(name: str, values: flags.FlagValues) -> bool:
@@ -294,14 +294,14 @@ def with_runs(
     ConfigError: there are more than `most`.
   """
   words, alone = list(argv), positions(argv, values)
-  given = value_of(WORKDIR, argv)
+  folder = value_of(WORKDIR, argv)
   if len(alone) > most:
     raise ConfigError(f'{argv[alone[most]]}: unexpected argument')
-  if alone and given is not None and most == 1:
+  if alone and folder is not None and most == 1:
     raise ConfigError(f'{argv[alone[0]]}: unexpected beside --{WORKDIR}')
-  if given is not None and not has_config(argv):
+  if folder is not None and not has_config(argv):
     print(
-      f'note: --{WORKDIR}={given} is now {given} by itself; the flag goes '
+      f'note: --{WORKDIR}={folder} is now {folder} by itself; the flag goes '
       'with the next release',
       file=sys.stderr,
     )
@@ -417,17 +417,17 @@ def _with_config(argv: Sequence[str]) -> tuple[list[str], str | None]:
   """
   words, path = list(argv), value_of(CONFIG, argv)
   if path is not None:
-    found = config_files.find(path)
+    full = config_files.find(path)
     at = words.index(path) if path in words else -1
     flag = f'--{CONFIG}={path}'
-    if found != path and at > 0:
-      words[at] = found
-    elif found != path:
+    if full != path and at > 0:
+      words[at] = full
+    elif full != path:
       words = [
-        f'--{CONFIG}={found}' if word in (flag, flag[1:]) else word
+        f'--{CONFIG}={full}' if word in (flag, flag[1:]) else word
         for word in words
       ]
-    return words, found
+    return words, full
   if any(re.match(rf'--?(no)?{CONFIG}\.', word) for word in words[1:]):
     path = config_files.DEFAULTS
     return [words[0], f'--{CONFIG}={path}', *words[1:]], path
@@ -446,13 +446,13 @@ def given_config(argv: Sequence[str]) -> Mapping:
   return values[CONFIG].value
 
 
-def _print_config(given: Mapping) -> None:
+def _print_config(config: Mapping) -> None:
   """Prints what a command line resolves to."""
-  if 'study' in given:
-    resolved = dataclasses.asdict(simulation.build(given))
-    resolved['study']['kind'] = given.study.kind
+  if 'study' in config:
+    resolved = dataclasses.asdict(simulation.build(config))
+    resolved['study']['kind'] = config.study.kind
   else:
-    resolved = run_config.unfold(dataclasses.asdict(run_config.build(given)))
+    resolved = run_config.unfold(dataclasses.asdict(run_config.build(config)))
   print(config_files.source(resolved, 'All keys of a run.'), end='')
 
 
@@ -538,21 +538,21 @@ def value_of(name: str, argv: Sequence[str]) -> str | None:
 
 def _keys(path: str, example: str) -> dict[str, object]:
   """Keys and values of the config file, before flags change any."""
-  given = f'--config={path}'
+  flag = f'--config={path}'
   name = path.partition(':')[0]
   if name != config_files.DEFAULTS and not pathlib.Path(name).is_file():
-    raise ConfigError(f'{given}: no such file, such as --config={example}')
+    raise ConfigError(f'{flag}: no such file, such as --config={example}')
   try:
     config = config_files.read(path)
   except (SyntaxError, ImportError) as error:
-    raise ConfigError(f'{given}: can not be read as Python: {error}') from None
+    raise ConfigError(f'{flag}: can not be read as Python: {error}') from None
   except ValueError as error:
-    raise ConfigError(f'{given}: {error}') from None
+    raise ConfigError(f'{flag}: {error}') from None
   if config is None:
-    raise ConfigError(f'{given}: the file has no get_config()')
+    raise ConfigError(f'{flag}: the file has no get_config()')
   if not hasattr(config, 'keys'):
     raise ConfigError(
-      f'{given}: get_config() gave a {type(config).__name__}, must give a '
+      f'{flag}: get_config() gave a {type(config).__name__}, must give a '
       'ConfigDict'
     )
   return sections.flatten(config)

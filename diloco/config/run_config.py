@@ -17,7 +17,7 @@ from diloco.models.kinds import KINDS
 from diloco.numerics.fragments import EMBEDDINGS
 from diloco.numerics.merge import RULES
 from diloco.numerics.schedule import DECAY_FRACTION, SCHEDULES
-from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.config import ProtocolConfig, with_current_blend
 from diloco.transport.planes import PLANES
 
 ALL_LEARNERS = 0  # As protocol.quorum.
@@ -94,9 +94,9 @@ SECTIONS, TOP = sections.split_fields(RunConfig)
 
 def defaults() -> dict[str, object]:
   """Returns all keys of a run, nested, with their defaults."""
-  made = {name: sections.defaults(SECTIONS[name]) for name in SECTIONS}
+  values = {name: sections.defaults(SECTIONS[name]) for name in SECTIONS}
   top = sections.defaults(RunConfig)
-  return {n: top[n] for n in TOP} | made
+  return {n: top[n] for n in TOP} | values
 
 
 def build(config: Mapping) -> RunConfig:
@@ -138,8 +138,8 @@ def unfold(fields: Mapping) -> dict:
   """
   unfolded = dict(fields)
   for section, cls in SECTIONS.items():
-    if isinstance(given := fields.get(section), Mapping):
-      unfolded[section] = sections.defaults(cls) | dict(given)
+    if isinstance(recorded := fields.get(section), Mapping):
+      unfolded[section] = sections.defaults(cls) | with_current_blend(recorded)
   unfolded.get('checkpoint', {}).pop('keep_best', None)  # Gone since 0.1.0.
   if 'blend_alpha' in unfolded:  # Where it stood once.
     unfolded['protocol']['blend_alpha'] = unfolded.pop('blend_alpha')
@@ -185,9 +185,7 @@ def check_learner(config: RunConfig, learner: int) -> None:
 
 
 def agreement(config: RunConfig) -> dict[str, str]:
-  """Returns what learners and syncer must agree on: key to value as JSON
-  text.
-  """
+  """Returns what learners and syncer must agree on, as JSON by key."""
   flat = {}
   for key, value in sections.flatten(dataclasses.asdict(config)).items():
     if (
@@ -271,8 +269,8 @@ def _fill_quorum(typed: dict[str, object]):
 def _parts(typed: Mapping[str, object]) -> tuple[dict, list[str]]:
   """RunConfig's arguments as far as `typed` has them, and broken rules."""
   parts = {key: typed[key] for key in TOP if key in typed}
-  made, problems = sections.make_sections(typed, SECTIONS)
-  return parts | made, problems
+  built, problems = sections.make_sections(typed, SECTIONS)
+  return parts | built, problems
 
 
 def _broken_between(parts: Mapping) -> Iterator[str]:

@@ -10,6 +10,7 @@ import difflib
 import functools
 import math
 import re
+import sys
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated
@@ -19,6 +20,7 @@ from diloco.models.kinds import KINDS
 from diloco.numerics import codec, fragments, merge
 from diloco.numerics.optimizers import INNER, OUTER
 from diloco.numerics.schedule import PROGRESS, SCHEDULES
+from diloco.protocol.config import BLEND, OLD_BLENDS
 from diloco.transport import planes
 
 SEED_MAX = 2**32 - 1
@@ -105,13 +107,13 @@ FINITE = {
 @functools.cache
 def rules(section: type) -> dict[str, Rule]:
   """Returns the rules of a section's keys; some keys have none."""
-  found = {}
+  known = {}
   for name, hint in typing.get_type_hints(section, include_extras=True).items():
     if typing.get_origin(hint) is Annotated:
-      found[name] = hint.__metadata__[0]
+      known[name] = hint.__metadata__[0]
     elif hint in FINITE:
-      found[name] = FINITE[hint]
-  return found
+      known[name] = FINITE[hint]
+  return known
 
 
 class Section:
@@ -169,8 +171,8 @@ class ModelConfig(Section, section='model'):
   @property
   def own(self) -> tuple[str, str] | None:
     """Module and function of the user's own model; None: it is one of ours."""
-    found = re.fullmatch(r'(\w+(?:\.\w+)*):(\w+)', self.kind, re.ASCII)
-    return (found[1], found[2]) if found else None
+    match = re.fullmatch(r'(\w+(?:\.\w+)*):(\w+)', self.kind, re.ASCII)
+    return (match[1], match[2]) if match else None
 
   def broken_rules(self):
     kind = KINDS.get(self.kind)
@@ -404,25 +406,34 @@ def typed_values(
 
   Unknown keys are named with the nearest valid one.
   """
-  given = flatten(config)
+  values = flatten(config)
   problems = [
     f'{key}: unknown key{nearest(key, expected)}'
-    for key in sorted(given.keys() - expected.keys())
+    for key in sorted(values.keys() - expected.keys())
   ]
   problems += [
     f'{key}: missing, expected {type_name(expected[key])}'
-    for key in sorted(expected.keys() - given.keys())
+    for key in sorted(expected.keys() - values.keys())
   ]
   typed = {}
-  for key in sorted(given.keys() & expected.keys()):
+  for key in sorted(values.keys() & expected.keys()):
     try:
-      typed[key] = _as_type(given[key], expected[key])
+      typed[key] = _as_type(values[key], expected[key])
     except TypeError:
       problems.append(
-        f'{key}={given[key]!r}: expected {type_name(expected[key])}, got '
-        f'{type(given[key]).__name__}'
+        f'{key}={values[key]!r}: expected {type_name(expected[key])}, got '
+        f'{type(values[key]).__name__}'
       )
+  if (blend := typed.get(BLEND)) in OLD_BLENDS:
+    typed[BLEND] = _renamed(blend)
   return typed, problems
+
+
+@functools.cache  # Of a sweep's many variants, one says so.
+def _renamed(blend: str) -> str:
+  text = f'note: {BLEND}={blend} is now {OLD_BLENDS[blend]}'
+  print(f'{text}; the old name goes with the next release', file=sys.stderr)
+  return OLD_BLENDS[blend]
 
 
 def make_sections(

@@ -209,9 +209,9 @@ def defaults(kind: str) -> dict[str, object]:
   Args:
     kind: of the study, a key of STUDIES.
   """
-  made = {name: sections.defaults(SECTIONS[name]) for name in SECTIONS}
+  keys = {name: sections.defaults(SECTIONS[name]) for name in SECTIONS}
   study = sections.defaults(STUDIES[kind]) | {'kind': kind}
-  return made | {'name': kind, 'seed': 0, 'protocol': PROTOCOL, 'study': study}
+  return keys | {'name': kind, 'seed': 0, 'protocol': PROTOCOL, 'study': study}
 
 
 def build(config: Mapping) -> SimulationConfig:

@@ -180,7 +180,7 @@ def load_or_build(
     ) from None
   places = [_place(file, tokenizer, root) for file in files]
   missing = [f for f, place in zip(files, places) if not _is_there(place)]
-  done, of = 0, sum(file.count for file in missing)
+  done, total = 0, sum(file.count for file in missing)
   # First those that no other process is building, then the others.
   for wait in (False, True):
     for i, (file, place) in enumerate(zip(files, places)):
@@ -190,7 +190,7 @@ def load_or_build(
         if mine and not _is_there(place):
           say(f'index {i + 1} of {len(files)}: {file.name}')
           for indexed in _build(file, tokenizer, *place):
-            watch(done + indexed, of)
+            watch(done + indexed, total)
           done += file.count
   allow_open(len(files))  # A mapped file keeps a descriptor.
   return [_read(file, *place) for file, place in zip(files, places)]
@@ -318,8 +318,8 @@ class DocumentRange:
     first = int(np.searchsorted(offsets, np.uint64(start), 'right')) - 1
     last = int(np.searchsorted(offsets, np.uint64(stop), 'left'))
     documents = self.file.tokens(first, last, tokenizer)
-    found = np.array([len(each) for each in documents], np.uint64)
-    if not np.array_equal(found, np.diff(offsets[first : last + 1])):
+    sizes = np.array([len(each) for each in documents], np.uint64)
+    if not np.array_equal(sizes, np.diff(offsets[first : last + 1])):
       raise ValueError(
         f'{self.file.name}: documents {first} … {last - 1} are not those that '
         'were indexed: the file changed under the run'

@@ -20,7 +20,7 @@ WATCHED_BYTES = 1 << 20
 Watch = Callable[[int, int], None]
 
 
-def unwatched(done: int, of: int) -> None:
+def unwatched(done: int, total: int) -> None:
   """Says nothing of how far a work is."""
 
 
@@ -40,13 +40,13 @@ def find(path: str, patterns: Sequence[str]) -> list[str]:
     FileNotFoundError: there is none; names the path.
     ValueError: a URL is of an unknown kind, or its package is missing.
   """
-  found = _remote(path, patterns) if is_remote(path) else _local(path, patterns)
-  if not found:
+  files = _remote(path, patterns) if is_remote(path) else _local(path, patterns)
+  if not files:
     raise FileNotFoundError(
       f'data: {path!r}: there is no such file, nor a folder with files '
       f'{" or ".join(patterns)}'
     )
-  return sorted(set(found))
+  return sorted(set(files))
 
 
 def stamp(path: str) -> str:
@@ -118,7 +118,7 @@ def read_documents(
 def _documents(
   files: Sequence[pathlib.Path], kind: str, text_key: str, watch: Watch
 ) -> Iterator[bytes]:
-  done, told, of = 0, 0, sum(file.stat().st_size for file in files)
+  done, reported, total = 0, 0, sum(file.stat().st_size for file in files)
   for file in files:
     if kind == 'file':
       texts = [(1, file.read_bytes())]
@@ -133,9 +133,9 @@ def _documents(
       if document:
         yield document
       done += len(text)
-      if done >= told + WATCHED_BYTES:
-        told = done
-        watch(done, of)
+      if done >= reported + WATCHED_BYTES:
+        reported = done
+        watch(done, total)
 
 
 def _lines(file: pathlib.Path) -> Iterator[tuple[int, bytes]]:

@@ -26,10 +26,10 @@ def text_files(path: pathlib.Path) -> list[pathlib.Path]:
     FileNotFoundError: there is none.
   """
   if path.is_dir():
-    found = sorted(file for file in path.rglob(TEXT_PATTERN) if file.is_file())
-    if not found:
+    files = sorted(file for file in path.rglob(TEXT_PATTERN) if file.is_file())
+    if not files:
       raise FileNotFoundError(f'no file {TEXT_PATTERN!r} in directory {path}')
-    return found
+    return files
   if not path.is_file():
     raise FileNotFoundError(f'no text at {path}')
   return [path]

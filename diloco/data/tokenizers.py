@@ -187,7 +187,7 @@ def _sentencepiece(name: str, path: str, end: str) -> Tokenizer:
   return Tokenizer(
     name=name,
     vocab=vocab,
-    end=_found(number, name, end, "its own ('eos')"),
+    end=_checked_number(number, name, end, "its own ('eos')"),
     fingerprint=fingerprint(b'sentencepiece', model, b'%d' % number),
     raw_encode=lambda texts: processor.encode(unicode_of(texts), num_threads=1),
     raw_decode=lambda tokens: processor.decode(list(map(int, tokens))).encode(),
@@ -220,7 +220,7 @@ def _tokenizers(name: str, path: str, end: str) -> Tokenizer:
   return Tokenizer(
     name=name,
     vocab=max(tokens.values()) + 1,
-    end=_found(number, name, end, f'one of {", ".join(ENDS)}'),
+    end=_checked_number(number, name, end, f'one of {", ".join(ENDS)}'),
     fingerprint=fingerprint(b'tokenizers', content, b'%d' % number),
     raw_encode=encode,
     raw_decode=lambda ids: tokenizer.decode(
@@ -245,7 +245,7 @@ def _no_file_of(name: str, package: str, why: str = '') -> ValueError:
   return ValueError(f'data.tokenizer={name!r}: no file of {package}{more}')
 
 
-def _found(number: int, name: str, end: str, own: str) -> int:
+def _checked_number(number: int, name: str, end: str, own: str) -> int:
   if number < 0:
     raise ValueError(
       f'data.end_token={end!r}: {name!r} has no such token'

@@ -19,13 +19,13 @@ def exported_files(
   """Returns what lies beside the tensors, by its name."""
   name, content = tokenizer.exported
   kind = tokenizer.name.partition(':')[0]
-  said = (
+  note = (
     f'Tokens are those of {kind!r}, {f"in {name}" if name else "not exported"};'
     f' token {tokenizer.end} ends each document, none begins it.'
   )
   if name == 'tokenizer.model':
-    said += ' Read it with sentencepiece: AutoTokenizer gives other tokens.'
-  settings = hf_export.exported_config(sizes, seq_len, tokenizer.end, said)
+    note += ' Read it with sentencepiece: AutoTokenizer gives other tokens.'
+  settings = hf_export.exported_config(sizes, seq_len, tokenizer.end, note)
   files = {
     'config.json': settings,
     'generation_config.json': hf_export.generation_config(

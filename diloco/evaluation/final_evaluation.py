@@ -36,11 +36,11 @@ def final_parameters(
   """
   params = read_parameters(workdir.parameters)
   wanted = {path: spec.shape for path, spec in run_spec.specs.items()}
-  found = {path: x.shape for path, x in params.items()}
-  for path in sorted(wanted.keys() | found.keys()):
-    if wanted.get(path) != found.get(path):
+  shapes = {path: x.shape for path, x in params.items()}
+  for path in sorted(wanted.keys() | shapes.keys()):
+    if wanted.get(path) != shapes.get(path):
       raise ValueError(
-        f'{workdir.parameters}: {path!r} is {_shape(found.get(path))}, in the '
+        f'{workdir.parameters}: {path!r} is {_shape(shapes.get(path))}, in the '
         f'model of --config {_shape(wanted.get(path))}; is it the config of '
         'this run?'
       )
@@ -68,7 +68,7 @@ def evaluated(
   run_spec: RunSpec,
   workdir: Workdir,
   task: pathlib.Path | None = None,
-  say: Callable[[str], None] = lambda said: None,
+  say: Callable[[str], None] = lambda line: None,
 ) -> status.Evaluation:
   """Evaluates the first and the last Θ of a run.
 
@@ -81,7 +81,7 @@ def evaluated(
     ValueError: Θ is of another model, or the task can not be asked.
   """
 
-  def each(what: str) -> Callable[[Sequence], Iterable]:
+  def counting(what: str) -> Callable[[Sequence], Iterable]:
     return lambda parts: counted(parts, say, lambda _: what)
 
   config, model = run_spec.config, run_spec.model
@@ -99,13 +99,13 @@ def evaluated(
       questions,
       window,
       config.run.eval_batch,
-      each('batches of choices'),
+      counting('batches of choices'),
     )
     score = task_score(task.name, questions, likelihoods, window)
   heldout = Heldout(run_spec)
   first = run_spec.initial_parameters()
-  initial_loss = heldout.loss(first, each('batches, of the first Θ'))
-  final_loss = heldout.loss(final, each('batches, of the last Θ'))
+  initial_loss = heldout.loss(first, counting('batches, of the first Θ'))
+  final_loss = heldout.loss(final, counting('batches, of the last Θ'))
   say('counts pairs of tokens')
   bigram_loss, unigram_loss = _entropies(run_spec.text)
   bytes_per_token = text_windows.bytes_per_token(run_spec.text.heldout)
@@ -146,7 +146,7 @@ def log_likelihoods(
   questions: Sequence[Question],
   window: int,
   rows: int,
-  each: Callable[[Sequence[int]], Iterable[int]] = iter,
+  walk: Callable[[Sequence[int]], Iterable[int]] = iter,
 ) -> list[list[float]]:
   """Returns Σ log p(byte | all before it) over each choice's bytes, in nats.
 
@@ -157,7 +157,7 @@ def log_likelihoods(
     questions: every choice has at most `window` bytes.
     window: L, the number of bytes that the model sees.
     rows: B, choices scored at once.
-    each: yields the numbers that it is given, such as to say how far it is.
+    walk: yields the numbers that it is given, such as to say how far it is.
 
   Returns:
     For each question, the sum of each choice.
@@ -179,7 +179,7 @@ def log_likelihoods(
     for choice in question.choices
   ]
   summed: list[float] = []
-  for first in each(range(0, len(encoded), rows)):
+  for first in walk(range(0, len(encoded), rows)):
     batch = encoded[first : first + rows]
     # The last batch is padded with its own first row: one compiled shape.
     filled = batch + batch[:1] * (rows - len(batch))

@@ -106,9 +106,7 @@ class DecoupledFleet:
   def run(
     self, until_s: float, stop: Callable[[], bool] = lambda: False
   ) -> None:
-    """Runs up to a time, to the end of the run, or until `stop` returns
-    True.
-    """
+    """Runs up to a time, to the end of the run, or until `stop()` is true."""
     cluster = self.cluster
     cluster.sim.run(until_s, stop=lambda: cluster.ended is not None or stop())
     self.tally.settle()

@@ -114,9 +114,7 @@ class Tally(Observer):
       self.steps_spans += [(process.id, *span) for span in spans]
 
   def settle(self):
-    """Subtracts what deaths took from the useful time; call it before
-    reading.
-    """
+    """Deducts deaths from the useful time; call it before reading that."""
     for learner, process in self._processes.items():
       self._end_of(process)
       self._count_useful(learner)
@@ -211,12 +209,12 @@ class Tally(Observer):
           self._still_of_use(process.id, effect)
 
   def _still_of_use(
-    self, learner: int, said: learner_events.Snapshot | learner_events.Apply
+    self, learner: int, effect: learner_events.Snapshot | learner_events.Apply
   ) -> dict[int, int]:
     """Returns the copies that a round may yet merge; forgets others."""
-    key = learner, said.fragment
+    key = learner, effect.fragment
     copied = self._copied.get(key, {})
-    self._copied[key] = {h: copied[h] for h in copied if h in said.keep}
+    self._copied[key] = {h: copied[h] for h in copied if h in effect.keep}
     return self._copied[key]
 
   def _merge(self, now_s: float, merge: syncer_events.Merge):

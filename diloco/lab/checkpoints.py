@@ -91,9 +91,9 @@ class _Unpickler(pickle.Unpickler):
   def find_class(self, module: str, name: str):
     is_ours = module.startswith(OURS)
     if is_ours or (module in PLAIN and name in PLAIN[module]):
-      found = super().find_class(module, name)
-      if isinstance(found, type):  # A function could do anything.
-        return found
+      cls = super().find_class(module, name)
+      if isinstance(cls, type):  # A function could do anything.
+        return cls
     raise pickle.UnpicklingError(f'{module}.{name} is no class of a checkpoint')
 
 
@@ -160,20 +160,20 @@ class LabCheckpoints:
 
   def _resume(self):
     """Reads this run's newest checkpoint; removes all that is of no use."""
-    found = newest_after(self._folder, 0)
-    if found is None or found.meta.get('header') != self._header:
+    newest = newest_after(self._folder, 0)
+    if newest is None or newest.meta.get('header') != self._header:
       shutil.rmtree(self._folder, ignore_errors=True)
       return
     try:
-      self.state = unpack(found.arrays)
+      self.state = unpack(newest.arrays)
     except UNREADABLE as error:
       raise ConfigError(
-        f'{found.path}: is of another version of this program ({error}): '
+        f'{newest.path}: is of another version of this program ({error}): '
         f'remove {self._folder} to begin anew, or use another --workdir'
       ) from None
-    self.from_step, self.earlier_s = found.step, found.meta['wall_s']
+    self.from_step, self.earlier_s = newest.step, newest.meta['wall_s']
     for path in self._folder.iterdir():  # Newer ones can't be read.
-      if path.name.isdecimal() and int(path.name) > found.step:
+      if path.name.isdecimal() and int(path.name) > newest.step:
         shutil.rmtree(path)
 
 

@@ -19,7 +19,7 @@ from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule
 from diloco.lab.outputs import LabObserver, LabRun, Trained
 from diloco.lab.process_arrays import devices_of, on_device, on_host
-from diloco.learner.device import InnerDevice
+from diloco.learner.programs import StepPrograms
 from diloco.metrics import figures, names
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.workdir import learner_name
@@ -160,8 +160,8 @@ class DataParallelArrays:
   def __init__(self, run_spec: RunSpec, learners: int):
     self._run_spec = run_spec
     self._shards = [run_spec.dataset(m) for m in range(learners)]
-    self._device = functools.cache(self._make_device)
-    self._all = self._device(learners)
+    self._programs = functools.cache(self._make_programs)
+    self._all = self._programs(learners)
     self.params, self._inner = self._all.init(run_spec.initial_parameters())
 
   def step(self, positions: Mapping[int, int], lr: float, number: int) -> float:
@@ -174,11 +174,11 @@ class DataParallelArrays:
       The loss over all these batches.
     """
     rows = [self._shards[m][at]['tokens'] for m, at in positions.items()]
-    device = self._device(len(rows))
-    self.params, self._inner, metrics = device.step(
+    programs = self._programs(len(rows))
+    self.params, self._inner, metrics = programs.step(
       self.params,
       self._inner,
-      device.put_batch({'tokens': np.concatenate(rows)}),
+      programs.put_batch({'tokens': np.concatenate(rows)}),
       lr,
       (0, number),
     )
@@ -194,21 +194,21 @@ class DataParallelArrays:
     self.params = on_device(params, self._all.params_like)
     self._inner = on_device(inner, self._all.state_like)
 
-  def _make_device(self, members: int) -> InnerDevice:
+  def _make_programs(self, members: int) -> StepPrograms:
     """Compiles a step on the batches of `members` learners."""
     config = self._run_spec.config
     data = dataclasses.replace(config.data, batch=members * config.data.batch)
     config = dataclasses.replace(config, data=data)
     run_spec = dataclasses.replace(self._run_spec, config=config)
-    return InnerDevice(run_spec, devices_of(run_spec))
+    return StepPrograms(run_spec, devices_of(run_spec))
 
 
 class DataParallel(LabRun):
   """One run of data-parallel; arguments are those of `Decoupled`."""
 
   _KEPT = (
-    '_kills', '_group', '_batches', '_steps', '_told', '_coming', '_points',
-    '_tally', '_look_at',
+    '_kills', '_group', '_batches', '_steps', '_reported', '_coming',
+    '_points', '_tally', '_look_at',
   )  # fmt: skip
 
   def __init__(
@@ -235,7 +235,7 @@ class DataParallel(LabRun):
     self._arrays = DataParallelArrays(run_spec, self._learners)
     self._batches = [0] * self._learners  # Number trained by each learner.
     self._steps = 0
-    self._told = 0  # Reported deaths of the group.
+    self._reported = 0  # Reported deaths of the group.
     self._coming: list[tuple[float, int]] = []  # (time of return, learner).
     self._tally = Tally(timeline_s)
 
@@ -346,10 +346,10 @@ class DataParallel(LabRun):
 
   def _tell_of_deaths(self):
     """Reports the deaths so far, and the learners that are back."""
-    for learner, dies_s, back_s in self._group.deaths[self._told :]:
+    for learner, dies_s, back_s in self._group.deaths[self._reported :]:
       self._observer.happened(dies_s, learner_name(learner), 'killed')
       self._coming.append((back_s, learner))
-    self._told = len(self._group.deaths)
+    self._reported = len(self._group.deaths)
     for back_s, learner in sorted(self._coming):
       if back_s <= self._group.now_s:
         self._observer.happened(back_s, learner_name(learner), 'started')

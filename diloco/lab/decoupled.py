@@ -19,7 +19,7 @@ from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule, TransientLearners
 from diloco.lab.outputs import LabObserver, LabRun, Trained
 from diloco.lab.process_arrays import ArrayBackend, devices_of
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.metrics import ages, names, token_ledger
 from diloco.metrics.workdir import learner_name
 from diloco.protocol.config import ProtocolConfig
@@ -153,7 +153,7 @@ class Decoupled(LabRun):
     self._failures = FailureSchedule(config)
     self._transient = TransientLearners(config)
     self._backend = ArrayBackend(
-      run_spec, Device(run_spec, devices_of(run_spec))
+      run_spec, LearnerPrograms(run_spec, devices_of(run_spec))
     )
     self._planned = 0  # How much of the plan is done.
     # What is to come: time, name of a method and its arguments.

@@ -169,17 +169,17 @@ class Recording(LabObserver):
     workdir = self._workdir
     for old in (*VIEWS, 'parameters'):
       shutil.rmtree(workdir.root / old, ignore_errors=True)
-    found = {path.name: path for path in self._growing()}
-    for name, path in found.items():
+    by_name = {path.name: path for path in self._growing()}
+    for name, path in by_name.items():
       if name not in sizes:
         path.unlink()
     for name, size in sizes.items():
-      if name not in found or found[name].stat().st_size < size:
+      if name not in by_name or by_name[name].stat().st_size < size:
         raise ConfigError(
           f'--workdir={workdir.root}: {name} is shorter than at the '
           'checkpoint: remove checkpoints/lab to begin anew'
         )
-      os.truncate(found[name], size)
+      os.truncate(by_name[name], size)
 
   def happened(self, at_s: float, process: str, event: str, detail: str = ''):
     self._shown.happened(at_s, process, event, detail)
@@ -314,9 +314,9 @@ class ShownProgress(LabObserver):
   def _text(self, at_s: float, held_out: str = '') -> str:
     step = min(self._step, self._total)
     share = (step - self._from) / max(1, self._total - self._from)
-    said = count(step, self._total, self._began_s or 0.0, share)
+    line = count(step, self._total, self._began_s or 0.0, share)
     states = ''.join(self._states.values())
     return (
-      f'step {said}  loss {self._loss:.4f}{held_out}  {states}  '
+      f'step {line}  loss {self._loss:.4f}{held_out}  {states}  '
       f'{at_s:.0f} s simulated'
     )

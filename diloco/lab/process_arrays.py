@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diloco.learner.device import Device
 from diloco.learner.local_delta import LocalDelta
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import FragmentReplica, Mismatch, whole_replica
 from diloco.numerics import payload
 from diloco.protocol import messages
@@ -47,11 +47,11 @@ class SavedLearner:
 
 
 class ArrayBackend:
-  """Makes the contents; all learners share one device's compiled functions."""
+  """Makes the contents; all learners share their compiled programs."""
 
-  def __init__(self, run_spec: RunSpec, device: Device):
+  def __init__(self, run_spec: RunSpec, programs: LearnerPrograms):
     self.run_spec = run_spec
-    self.device = device
+    self.programs = programs
     self.first = run_spec.initial_fragments()
     self._initial = run_spec.initial_parameters()
     self.first_crcs = tuple(
@@ -64,11 +64,11 @@ class ArrayBackend:
   ) -> 'LearnerArrays':
     """Makes a learner's contents; see `diloco.simulator.contents.Backend`."""
     if saved is None:
-      params, inner = self.device.init(self._initial)
+      params, inner = self.programs.init(self._initial)
       bases = self.first
     else:
-      params = on_device(saved.params, self.device.params_like)
-      inner = on_device(saved.inner, self.device.state_like)
+      params = on_device(saved.params, self.programs.params_like)
+      inner = on_device(saved.inner, self.programs.state_like)
       bases = saved.bases
     return LearnerArrays(self, learner, start, params, inner, bases)
 
@@ -96,12 +96,11 @@ class LearnerArrays:
     run_spec = lab.run_spec
     self._learner = learner
     self._run_spec = run_spec
-    self._device = lab.device
+    self._programs = lab.programs
     self._params = params
     self._inner = inner
-    self._own = LocalDelta(
-      lab.device, run_spec.config.protocol.blend, dict(enumerate(bases)), params
-    )
+    blend = run_spec.config.protocol.blend
+    self._own = LocalDelta(lab.programs, blend, dict(enumerate(bases)), params)
     self.base_crcs = list(start.crcs)
     self._host = whole_replica(run_spec, bases, start.versions)
     self._donated: Donated | None = None
@@ -123,8 +122,8 @@ class LearnerArrays:
 
   def step(self, position: int, progress: int) -> float:
     progress = self._run_spec.progress(progress, position)
-    batch = self._device.put_batch(self._dataset[position])
-    self._params, self._inner, metrics = self._device.step(
+    batch = self._programs.put_batch(self._dataset[position])
+    self._params, self._inner, metrics = self._programs.step(
       self._params,
       self._inner,
       batch,
@@ -159,7 +158,7 @@ class LearnerArrays:
     self._donated = None
 
   def reset_inner(self):
-    self._inner = self._device.fresh_state(self._params)
+    self._inner = self._programs.fresh_state(self._params)
 
   def update(self, p: int, version: int, data, crc: int) -> str | None:
     parts = self._run_spec.owners.parts(data, p)
@@ -180,7 +179,7 @@ class LearnerArrays:
     p = effect.fragment
     held = self._host.held()[p]
     self.base_crcs[p] = held.crc
-    placed = self._device.put_fragment(p, held.theta)
+    placed = self._programs.put_fragment(p, held.theta)
     self._params = self._own.take_in(
       p, self._params, held.theta, placed, effect, training
     )

@@ -7,8 +7,8 @@ threads beside it are made by `syncer_client`.
   __main__        the flags; `hosts.host_main` makes a running learner of them
   train_loop      inner steps and boundaries; the order within a step
   train_state     what one host trains, saves and takes in; its held boundaries
-  device          the mesh and its compiled programs: step, snapshot, blend
-  local_delta    what of θ is its own, and how an updated Θ_p comes in
+  programs        the mesh and its compiled programs: step, snapshot, blend
+  local_delta     what of θ is its own, and how an updated Θ_p comes in
   syncer_client   the machine of `diloco.protocol.learner` and its threads
   transfers       jobs of the workers: encode, offer, pull, prove
   replica         the host's copy of Θ, proven by CRC

@@ -75,7 +75,7 @@ class SyncerConnection:
   def __init__(self, syncer: SyncerAddress, first_s: float, client):
     self._syncer = syncer
     self._first_s = first_s
-    self._told = client
+    self._client = client
     self._sessions = 0
     self._rises: int | None = RISES_MAX
     self.process = time.time_ns() // 1_000_000
@@ -127,7 +127,7 @@ class SyncerConnection:
         if session is not None:
           self._hold(session)
     except BaseException as error:  # noqa: BLE001 - handed on, not hidden.
-      self._told.crash(error)
+      self._client.crash(error)
 
   def _connect(self) -> SyncerSession | None:
     """Connects, with retries; returns None if it was closed meanwhile."""
@@ -137,7 +137,7 @@ class SyncerConnection:
     while not self._closing.is_set():
       client = ControlClient(
         self._syncer.address,
-        self._told.on_message,
+        self._client.on_message,
         lambda reason: self._wakes.put(reason),
         access=self._syncer.access,
       )
@@ -155,9 +155,9 @@ class SyncerConnection:
             f'no syncer at {self._syncer.address} within {self._first_s} s: '
             f'{error}'
           ) from error
-        due_s = self._told.deadline()
+        due_s = self._client.deadline()
         if due_s is not None and time.monotonic() >= due_s:
-          self._told.on_deadline()
+          self._client.on_deadline()
         if time.monotonic() >= tell_s:
           tell_s += TELL_EVERY_S
           logging.info('still no syncer at %s: %s', self._syncer.address, error)
@@ -171,20 +171,20 @@ class SyncerConnection:
 
   def _hold(self, session: SyncerSession):
     """Runs a session to its end; wakes up at deadlines meanwhile."""
-    self._told.on_open(session)
+    self._client.on_open(session)
     reason = None
     while reason is None:
-      deadline = self._told.deadline()
+      deadline = self._client.deadline()
       try:
         left_s = (
           None if deadline is None else max(0.0, deadline - time.monotonic())
         )
         reason = self._wakes.get(timeout=left_s)
       except queue.Empty:
-        self._told.on_deadline()
+        self._client.on_deadline()
     session.client.close()  # After what is queued.
     logging.info('the session ended: %s', reason)
-    self._told.on_close(reason)
+    self._client.on_close(reason)
 
 
 def why_refused(

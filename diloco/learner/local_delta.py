@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.protocol.config import BLENDS
 
 Arrays = Mapping[str, np.ndarray]  # Piece or box name -> f32 array.
@@ -24,18 +24,20 @@ class LocalDelta:
 
   A fragment's offer is its *reference* − θ. The reference is chosen such that
   the difference is the learner's own work and nothing else: the base, which is
-  Θ_p as last received; with the blend 'mix', which leaves a share of θ beside
-  Θ_p, what θ was set to.
+  Θ_p as last received; with the blend 'interpolate', which leaves a share of θ
+  next to Θ_p, what θ was set to.
 
-  With the blend 'carry', the copy of each offer that may still be merged is
-  kept on the devices: at most `protocol.learner.state.MADE_MAX` per fragment.
+  With the blend 'rebase', the copy of each offer that may still be merged is
+  kept on the devices: at most `protocol.learner.state.OWN_OFFERS_MAX` of a
+  fragment.
 
   Args:
-    device: copies and blends fragments.
+    programs: copy and blend fragments.
     blend: a key of `protocol.config.BLENDS`.
     bases: Θ_p by fragment.
-    params: the current θ, path -> array. With 'mix' an offer counts from it
-      until an update comes: a checkpoint does not say what θ was set to.
+    params: the current θ, path -> array. With 'interpolate' an offer counts
+      from it until an update comes: a checkpoint does not say what θ was set
+      to.
 
   Attributes:
     bases: Θ_p as last taken in, by fragment.
@@ -43,18 +45,18 @@ class LocalDelta:
 
   def __init__(
     self,
-    device: Device,
+    programs: LearnerPrograms,
     blend: str,
     bases: Mapping[int, Arrays],
     params: Mapping[str, jax.Array],
   ):
-    self._device = device
+    self._programs = programs
     self._blending = BLENDS[blend]
     self.bases = dict(bases)
     # Only where it differs from the base.
     self._references: dict[int, Copy] = {}
-    if self._blending.mixes:
-      self._references = {p: device.snapshot(p, params) for p in bases}
+    if self._blending.interpolates:
+      self._references = {p: programs.snapshot(p, params) for p in bases}
     self._copies: dict[int, dict[int, Copy]] = {}  # By fragment and handle.
 
   def reference(self, fragment: int) -> Arrays | Copy:
@@ -72,15 +74,15 @@ class LocalDelta:
     handle: int,
     keep: Collection[int],
   ) -> Copy:
-    """Dispatches a copy of θ_p on its way to the host; keeps it for 'carry'.
+    """Dispatches a copy of θ_p on its way to the host; keeps it for 'rebase'.
 
     Args:
       params: θ, path -> array.
       handle: handle of the offer that is made from it.
       keep: handles of the fragment's copies that are still needed.
     """
-    copy = self._device.snapshot(fragment, params)
-    if self._blending.carries:
+    copy = self._programs.snapshot(fragment, params)
+    if self._blending.rebases:
       kept = self._kept(fragment, keep)
       self._copies[fragment] = {**kept, handle: copy}
     return copy
@@ -91,7 +93,7 @@ class LocalDelta:
     params: Mapping[str, jax.Array],
     theta: Arrays,
     placed: Copy,
-    said: Any,
+    order: Any,
     training: bool,
   ) -> dict[str, jax.Array]:
     """Dispatches the blend of Θ_p into θ and makes Θ_p the new base.
@@ -100,21 +102,21 @@ class LocalDelta:
       params: θ, path -> array; donated.
       theta: Θ_p on the host.
       placed: Θ_p on the devices.
-      said: has `carry`, `handle` and `keep`, as
+      order: has `carry`, `handle` and `keep`, as
         `protocol.learner.events.Apply` has.
       training: False before the first step: there is no progress yet.
     """
     copies = self._copies.get(fragment, {})
     self.bases[fragment] = theta
     self._references.pop(fragment, None)
-    self._copies[fragment] = self._kept(fragment, said.keep)
-    if training and said.carry:
-      since = copies[said.handle]
-      return self._device.blend(fragment, params, placed, since)
-    if not training or not self._blending.mixes:
-      return self._device.overwrite(fragment, params, placed)
-    params = self._device.blend(fragment, params, placed, placed)
-    self._references[fragment] = self._device.snapshot(fragment, params)
+    self._copies[fragment] = self._kept(fragment, order.keep)
+    if training and order.carry:
+      since = copies[order.handle]
+      return self._programs.blend(fragment, params, placed, since)
+    if not training or not self._blending.interpolates:
+      return self._programs.replace(fragment, params, placed)
+    params = self._programs.blend(fragment, params, placed, placed)
+    self._references[fragment] = self._programs.snapshot(fragment, params)
     return params
 
   def _kept(self, fragment: int, keep: Collection[int]):

@@ -90,8 +90,8 @@ class Replica:
       Mismatch: the CRC of a whole fragment does not match.
     """
     if self.slice_map.whole:
-      for p, each in enumerate(held):
-        self._verify(p, each, ())
+      for p, replica in enumerate(held):
+        self._verify(p, replica, ())
     self.take_over(held)
 
   def update(
@@ -116,9 +116,9 @@ class Replica:
     self.check_base(fragment, version)
     _, theta = self.fragment(fragment)
     sent = self._decode(fragment, parts, self._run_spec.down)
-    found = FragmentReplica(version, add(theta, sent), crc)
-    self._verify(fragment, found, part_crcs)
-    self._held[fragment] = found
+    newer = FragmentReplica(version, add(theta, sent), crc)
+    self._verify(fragment, newer, part_crcs)
+    self._held[fragment] = newer
 
   def check_base(self, fragment: int, version: int):
     """Raises `VersionGap` unless the update to `version` fits what is here."""
@@ -141,22 +141,22 @@ class Replica:
       Mismatch: a CRC does not match.
     """
     theta = self._decode(fragment, parts, self._run_spec.full)
-    found = FragmentReplica(version, theta, crc)
-    self._verify(fragment, found, part_crcs)
-    self._held[fragment] = found
+    newer = FragmentReplica(version, theta, crc)
+    self._verify(fragment, newer, part_crcs)
+    self._held[fragment] = newer
 
   def _decode(
     self, fragment: int, parts: Parts, codec: Codec
   ) -> dict[str, np.ndarray]:
     decode = payload.decode if self.slice_map.whole else payload.decode_cut
-    found = {}
+    arrays = {}
     for shard, data in enumerate(parts):
       boxes = self.slice_map.needed(fragment, self.host, shard)
       try:
-        found |= decode(data, boxes, codec)
+        arrays |= decode(data, boxes, codec)
       except ValueError as error:
         raise Mismatch(str(error)) from error
-    return found
+    return arrays
 
   def _verify(
     self, fragment: int, held: FragmentReplica, part_crcs: Sequence[int]
@@ -170,10 +170,10 @@ class Replica:
         for shard, announced in enumerate(part_crcs)
       ]
     for which, boxes, announced in expected:
-      found = payload.crc(held.theta, boxes) if boxes else 0
-      if found != announced:
+      actual = payload.crc(held.theta, boxes) if boxes else 0
+      if actual != announced:
         raise Mismatch(
-          f'CRC {found:08x} of {which}fragment {fragment} version '
+          f'CRC {actual:08x} of {which}fragment {fragment} version '
           f'{held.version}, announced {announced:08x}'
         )
 

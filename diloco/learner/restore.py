@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 
 from diloco.checkpoint.learner_records import LearnerRecords
-from diloco.learner.device import Device, Params
+from diloco.learner.programs import LearnerPrograms, Params
 from diloco.learner.replica import FragmentReplica, Replica, whole_replica
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
@@ -41,14 +41,12 @@ class RestoredState:
 
 
 class CheckpointGone(Exception):
-  """A checkpoint that this host reported cannot be read; the learner
-  restarts.
-  """
+  """A checkpoint that this host reported is broken; the learner restarts."""
 
 
 def restore(
   run_spec: RunSpec,
-  device: Device,
+  programs: LearnerPrograms,
   records: LearnerRecords,
   step: int | None = None,
 ) -> RestoredState:
@@ -62,10 +60,10 @@ def restore(
     BrokenRecord: the folder belongs to another learner or run.
     CheckpointGone: the checkpoint of `step` can't be read.
   """
-  slices, slice_map = device.holding, None
-  if device.partition.host_count > 1:
-    slice_map = SliceMap(run_spec.owners, device.partition)
-  found = None
+  slices, slice_map = programs.holding, None
+  if programs.partition.host_count > 1:
+    slice_map = SliceMap(run_spec.owners, programs.partition)
+  saved = None
   if step is not None:
     records.set_aside_after(step)
   if step != NONE:
@@ -74,26 +72,26 @@ def restore(
       p: {box.name: like(box.shape) for box in boxes}
       for p, boxes in enumerate(slices.needed)
     }
-    found = records.restore_state(
-      device.params_like, device.state_like, bases_like, step
+    saved = records.restore_state(
+      programs.params_like, programs.state_like, bases_like, step
     )
-  if found is None and step not in (None, NONE):
+  if saved is None and step not in (None, NONE):
     raise CheckpointGone(f'the checkpoint of step {step} can not be read')
-  if found is None:
+  if saved is None:
     # Drawn once: the bases are views of what the devices are given. Whole, so
     # that each host knows the initial CRCs by itself.
     initial = run_spec.initial_parameters()
-    params, state = device.init(initial)
+    params, state = programs.init(initial)
     whole = whole_replica(run_spec, run_spec.fragments_of(initial))
     held = [
-      dataclasses.replace(each, theta=slices.needed_of(p, each.theta))
-      for p, each in enumerate(whole.held())
+      dataclasses.replace(replica, theta=slices.needed_of(p, replica.theta))
+      for p, replica in enumerate(whole.held())
     ]
     host = Replica(run_spec, held, slice_map, slices.host)
     start = Start.from_seed(host.crcs())
     return RestoredState(params, state, host, start, SEED)
-  progress, arrays = found.meta['progress'], found.arrays
-  logging.info('goes on from %s', found.path)
+  progress, arrays = saved.meta['progress'], saved.arrays
+  logging.info('goes on from %s', saved.path)
   held = [
     FragmentReplica(version, arrays['bases'][p], crc)
     for p, (version, crc) in enumerate(

@@ -21,8 +21,8 @@ from diloco.learner.connection import (
   SyncerConnection,
   SyncerSession,
 )
-from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import HostGroup
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import FragmentReplica, Replica
 from diloco.learner.transfers import FragmentTransfer
 from diloco.protocol import host_messages, messages
@@ -42,7 +42,7 @@ class SyncerClient:
   """Couples one learner's train loop with the syncer.
 
   Args:
-    device: takes fragments of Θ.
+    programs: take fragments of Θ to the devices.
     host: the host's copy of Θ.
     start: what the process holds; None: what its seed gives.
     hosts: the learner's other hosts.
@@ -53,7 +53,7 @@ class SyncerClient:
     run_spec: RunSpec,
     learner: int,
     syncer: SyncerAddress,
-    device: Device,
+    programs: LearnerPrograms,
     host: Replica,
     start: Start | None = None,
     hosts: HostGroup | None = None,
@@ -61,10 +61,10 @@ class SyncerClient:
     config = run_spec.config
     self._hosts = hosts or HostGroup()
     self._partition = (
-      device.partition.to_text() if self._hosts.count > 1 else ''
+      programs.partition.to_text() if self._hosts.count > 1 else ''
     )
     self._transfer = FragmentTransfer(
-      run_spec, device, host, syncer.plane, self._hosts
+      run_spec, programs, host, syncer.plane, self._hosts
     )
     self.take_arrived = self._transfer.take_arrived
     self.take_adopted = self._transfer.take_adopted
@@ -217,7 +217,7 @@ class SyncerClient:
 
   def donate(
     self,
-    said: host_messages.DonateAt,
+    order: host_messages.DonateAt,
     step: int,
     held: Sequence[FragmentReplica],
     state,
@@ -225,7 +225,7 @@ class SyncerClient:
     """Offers a newcomer Θ and the inner state of a boundary.
 
     Args:
-      said: what the other hosts were told.
+      order: what the other hosts were told.
       step: own step at the boundary.
       held: Θ at the boundary, by fragment.
       state: a `HeldState`, released once its bytes are taken.
@@ -237,11 +237,11 @@ class SyncerClient:
       try:
         if gone and self._hosts.count == 1:
           return  # The syncer it was meant for is gone.
-        offered = self._transfer.donate(said, step, held, state.inner_state)
+        offered = self._transfer.donate(order, step, held, state.inner_state)
       finally:
         state.release()
       if session is None or session is not self._session:
-        self._transfer.end_donations((said.learner, said.incarnation))
+        self._transfer.end_donations((order.learner, order.incarnation))
       elif offered is not None:
         session.client.send(offered)
 

@@ -33,8 +33,8 @@ from absl import logging
 
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner import syncer_client
-from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import HostGroup
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.restore import RestoredState, progress_of
 from diloco.learner.train_state import TrainState
 from diloco.metrics import names
@@ -66,7 +66,7 @@ class TrainLoop:
 
   Args:
     learner: the learner id, which also selects the data shard.
-    device: the compiled device.
+    programs: those of this process.
     restored: what the process starts from; it is consumed.
     client: of the syncer; not yet open.
     records: takes checkpoints.
@@ -81,7 +81,7 @@ class TrainLoop:
     self,
     run_spec: RunSpec,
     learner: int,
-    device: Device,
+    programs: LearnerPrograms,
     restored: RestoredState,
     client: syncer_client.SyncerClient,
     records: LearnerRecords,
@@ -93,7 +93,7 @@ class TrainLoop:
     config = run_spec.config
     self._run_spec = run_spec
     self._config = config
-    self._device = device
+    self._programs = programs
     self._client = client
     self._records = records
     self._writer = writer
@@ -101,7 +101,7 @@ class TrainLoop:
     self._notice_s = notice_s
     self._hosts = hosts or HostGroup()
     self._schedule = run_spec.schedule()
-    self._state = TrainState(run_spec, learner, device, restored, records)
+    self._state = TrainState(run_spec, learner, programs, restored, records)
     kind = jax.local_devices()[0].device_kind
     self._utilisation = Utilisation(run_spec.config, kind)
     self._training = False
@@ -173,7 +173,7 @@ class TrainLoop:
   def _boundary(self) -> float:
     """Performs a boundary between two steps; returns its seconds."""
     began_s = time.monotonic()
-    self._client.handle(learner_events.Boundary(self._device.tokens_per_step))
+    self._client.handle(learner_events.Boundary(self._programs.tokens_per_step))
     while self._perform_next(wait=False):
       pass
     return time.monotonic() - began_s
@@ -245,8 +245,8 @@ class TrainLoop:
     prepared = self._client.prepare_offer(effect)
     session = prepared.incarnation if prepared else 0
     p, handle, keep = effect.fragment, effect.handle, effect.keep
-    said = host_messages.TakeSnapshot(p, session, handle, keep)
-    theta = self._do(said)
+    order = host_messages.TakeSnapshot(p, session, handle, keep)
+    theta = self._do(order)
     self._tape.snapshot(self._step, effect)
     if self._config.protocol.overlap_steps == 0:
       self._report()
@@ -257,10 +257,10 @@ class TrainLoop:
   def _donate(self, effect: learner_events.DonateState):
     """Holds the inner state of this boundary, on all hosts, for a newcomer."""
     handles = self._client.donation_handles()
-    said = host_messages.DonateAt(effect.learner, effect.incarnation, handles)
+    order = host_messages.DonateAt(effect.learner, effect.incarnation, handles)
     self._tape.save(self._step)
-    state = self._do(said)
-    self._client.donate(said, effect.step, list(self._state.held), state)
+    state = self._do(order)
+    self._client.donate(order, effect.step, list(self._state.held), state)
 
   def _apply(self, effect: learner_events.Apply):
     p, version = effect.fragment, effect.version
@@ -269,15 +269,15 @@ class TrainLoop:
       return
     self._tape.apply(self._step, effect, arrived.held.crc)
     carry, handle, keep = effect.carry, effect.handle, effect.keep
-    said = host_messages.ApplyFragment(
+    order = host_messages.ApplyFragment(
       p, version, self._training, carry, handle, keep
     )
-    self._do(said, arrived)
+    self._do(order, arrived)
 
-  def _do(self, said, given=None):
+  def _do(self, order, argument=None):
     """Performs here what all other hosts are told to perform."""
-    self._hosts.tell(said)
-    return self._state.perform(said, given)
+    self._hosts.tell(order)
+    return self._state.perform(order, argument)
 
   def _report(self):
     """Waits for the step before the one just dispatched, and reports it."""
@@ -295,7 +295,7 @@ class TrainLoop:
     self._free_s = now_s
     self._client.handle(
       learner_events.Completed(
-        tokens=self._device.tokens_per_step,
+        tokens=self._programs.tokens_per_step,
         position=pending.position,
         step_s=step_s,
         stall_s=min(pending.stall_s, step_s),
@@ -351,10 +351,10 @@ class TrainLoop:
       self._client.machine_state(),
       self._position,
       self._client.process,
-      tuple(each.crc for each in self._state.held),
+      tuple(replica.crc for replica in self._state.held),
     )
-    said = host_messages.SaveAt(self._step, json.dumps(progress))
-    if self._do(said):
+    order = host_messages.SaveAt(self._step, json.dumps(progress))
+    if self._do(order):
       self._saving_step = self._step
 
   def _save_last(self):
@@ -395,7 +395,7 @@ class TrainLoop:
         names.LEARNING_RATE: pending.lr,
         names.STEP_TIME: step_s,
         names.STALL_TIME: pending.stall_s,
-        names.TOKENS_PER_S: self._device.tokens_per_step / step_s,
+        names.TOKENS_PER_S: self._programs.tokens_per_step / step_s,
         **self._utilisation.scalars(step_s),
         **{
           name: float(pending.metrics[metric])

@@ -16,8 +16,8 @@ import jax
 
 from diloco.checkpoint.learner_records import HeldState, LearnerRecords
 from diloco.data import pipeline
-from diloco.learner.device import Device, Params
 from diloco.learner.local_delta import LocalDelta
+from diloco.learner.programs import LearnerPrograms, Params
 from diloco.learner.replica import ArrivedFragment
 from diloco.learner.restore import RestoredState
 from diloco.protocol import host_messages
@@ -29,7 +29,7 @@ class TrainState:
 
   Args:
     learner: the learner id, which also selects the data shard.
-    device: the compiled device.
+    programs: those of this process.
     restored: what the process starts from; it is consumed.
     records: takes this host's checkpoints.
 
@@ -45,13 +45,13 @@ class TrainState:
     self,
     run_spec: RunSpec,
     learner: int,
-    device: Device,
+    programs: LearnerPrograms,
     restored: RestoredState,
     records: LearnerRecords,
   ):
     self._run_spec = run_spec
     self._learner = learner
-    self._device = device
+    self._programs = programs
     self._records = records
     self._dataset = run_spec.dataset(learner)
     self._batches = None  # They are read once training has begun.
@@ -59,84 +59,84 @@ class TrainState:
     self.params, self.inner_state = restored.params, restored.inner_state
     self.held = restored.host.held()
     self.own = LocalDelta(
-      device,
+      programs,
       run_spec.config.protocol.blend,
-      {p: each.theta for p, each in enumerate(self.held)},
+      {p: replica.theta for p, replica in enumerate(self.held)},
       self.params,
     )
-    self.holder = DoubleBuffer(device)
+    self.holder = DoubleBuffer(programs)
 
-  def perform(self, said, given: Any = None):
+  def perform(self, order, argument: Any = None):
     """Performs a message at this boundary.
 
     Args:
-      said: the message.
-      given: the fragment that has arrived, or the donor's inner state, where
+      order: the message.
+      argument: the fragment that has arrived, or the donor's inner state, where
         the message is about one.
 
     Returns:
       The metrics of a step, the copy of a snapshot, whether a save has begun,
       or the state that is held for a newcomer.
     """
-    match said:
+    match order:
       case host_messages.MakeStep():
-        return self._step(said)
+        return self._step(order)
       case host_messages.TakeSnapshot():
-        handle, keep = said.handle, said.keep
-        return self.own.snapshot(said.fragment, self.params, handle, keep)
+        handle, keep = order.handle, order.keep
+        return self.own.snapshot(order.fragment, self.params, handle, keep)
       case host_messages.ApplyFragment():
-        self._apply(said, given)
+        self._apply(order, argument)
       case host_messages.DonateAt():
         return self.holder.hold_state(self.inner_state)
       case host_messages.AdoptState():
-        self.inner_state = self._device.put_state(given)
+        self.inner_state = self._programs.put_state(argument)
       case host_messages.ResetState():
-        self.inner_state = self._device.fresh_state(self.params)
+        self.inner_state = self._programs.fresh_state(self.params)
       case host_messages.BeginAt():
         threads = self._run_spec.config.data.threads
-        self._batches = pipeline.batches(self._dataset, said.position, threads)
-        self._positions = itertools.count(said.position)
+        self._batches = pipeline.batches(self._dataset, order.position, threads)
+        self._positions = itertools.count(order.position)
       case host_messages.SaveAt():
         return self._records.save_state(
-          said.step,
+          order.step,
           self.holder.hold(self.params, self.inner_state),
           self.own.bases,
-          json.loads(said.progress),
+          json.loads(order.progress),
         )
       case _:
-        raise TypeError(f'Not for the loop: {said!r}.')
+        raise TypeError(f'Not for the loop: {order!r}.')
     return None
 
   def end(self):
     """Ends the threads that read batches, and a trace of steps."""
     if self._batches is not None:
       self._batches.close()
-    if self._device.profiler is not None:
-      self._device.profiler.close()
+    if self._programs.profiler is not None:
+      self._programs.profiler.close()
 
-  def _step(self, said: host_messages.MakeStep) -> dict[str, jax.Array]:
+  def _step(self, order: host_messages.MakeStep) -> dict[str, jax.Array]:
     position = next(self._positions)
-    assert position == said.position, f'{position=}, told {said.position}'
-    if self._device.profiler is not None:
-      self._device.profiler.before_step()
-    placed = self._device.put_batch(next(self._batches))
+    assert position == order.position, f'{position=}, told {order.position}'
+    if self._programs.profiler is not None:
+      self._programs.profiler.before_step()
+    placed = self._programs.put_batch(next(self._batches))
     draw = self._learner, position
     self.params, self.inner_state, metrics = self.holder.step(
-      self.params, self.inner_state, placed, said.lr, draw
+      self.params, self.inner_state, placed, order.lr, draw
     )
     return metrics
 
-  def _apply(self, said: host_messages.ApplyFragment, arrived: ArrivedFragment):
+  def _apply(self, order: host_messages.ApplyFragment, new: ArrivedFragment):
     """Blends in Θ_p; before the first step there is nothing to blend."""
-    p = said.fragment
-    self.held[p] = arrived.held
+    p = order.fragment
+    self.held[p] = new.held
     self.params = self.own.take_in(
       p,
       self.holder.to_blend(self.params),
-      arrived.held.theta,
-      arrived.device,
-      said,
-      said.blended,
+      new.held.theta,
+      new.device,
+      order,
+      order.blended,
     )
 
 
@@ -218,20 +218,20 @@ class DoubleBuffer:
   For the loop's thread; a `HeldState` is released on any.
 
   Args:
-    device: the compiled device; several holders may share it.
+    programs: compiled; several holders may share them.
   """
 
-  def __init__(self, device: Device):
-    self._device = device
+  def __init__(self, programs: LearnerPrograms):
+    self._programs = programs
     self._params: _Shared | None = None  # Of this boundary, if held.
     self._state: _Shared | None = None
-    self._swaps = device.on_cpu
+    self._swaps = programs.on_cpu
     if not self._swaps:
-      device.compile_copy_all()
+      programs.compile_copy_all()
     else:
-      device.compile_step_beside()
-      self._spare_params = _Spare(lambda: device.zeros(device.params_like))
-      self._spare_state = _Spare(lambda: device.zeros(device.state_like))
+      programs.compile_double_buffered()
+      self._spare_params = _Spare(lambda: programs.zeros(programs.params_like))
+      self._spare_state = _Spare(lambda: programs.zeros(programs.state_like))
 
   @property
   def ready(self) -> bool:
@@ -243,7 +243,7 @@ class DoubleBuffer:
   def hold(self, params: Params, state) -> HeldState:
     """Holds θ and the inner state until they are released."""
     if not self._swaps:
-      copied = self._device.copy_all(params, state)
+      copied = self._programs.copy_all(params, state)
       if copied is None:
         return HeldState(params, state, None)
       return HeldState(*copied, lambda: None)
@@ -260,7 +260,7 @@ class DoubleBuffer:
   def hold_state(self, state) -> HeldState:
     """Holds the inner state alone."""
     if not self._swaps:
-      return HeldState(None, self._device.copy_state(state), lambda: None)
+      return HeldState(None, self._programs.copy_state(state), lambda: None)
     if self._state is None or self._state.arrays is not state:
       self._leave_state()
       self._state = _Shared(state, self._spare_state.put)
@@ -275,16 +275,16 @@ class DoubleBuffer:
       return params
     self._params.leave()
     self._params = None
-    return self._device.copy_params(params)
+    return self._programs.copy_params(params)
 
   def step(self, params: Params, state, batch, lr: float, draw):
-    """Dispatches an inner step; see `InnerDevice.step`."""
+    """Dispatches an inner step; see `StepPrograms.step`."""
     if self._state is None:
-      return self._device.step(params, state, batch, lr, draw)
+      return self._programs.step(params, state, batch, lr, draw)
     if self._state.arrays is not state:  # A peer's came in its place.
       self.hold_state(state).release()
     spare = self._spare_params.take(), self._spare_state.take()
-    made = self._device.step_double_buffered(
+    results = self._programs.step_double_buffered(
       params, state, batch, lr, draw, spare
     )
     if self._params is None:
@@ -293,7 +293,7 @@ class DoubleBuffer:
       self._params.leave()
     self._params = None
     self._leave_state()
-    return made
+    return results
 
   def _leave_state(self):
     if self._state is not None:

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 from absl import logging
 
-from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import ANSWER_S, STATE_S, HostGroup
 from diloco.learner.hosts.host_transfer import (
   HostTransfer,
   announced,
   payloads_max,
 )
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import (
   FragmentReplica,
   Mismatch,
@@ -67,7 +67,7 @@ class FragmentTransfer:
   other.
 
   Args:
-    device: takes fragments of Θ.
+    programs: take fragments of Θ to the devices.
     replica: the leading host's copy of Θ.
     plane: the data plane.
     hosts: the learner's other hosts, which transfer their own parts.
@@ -76,14 +76,14 @@ class FragmentTransfer:
   def __init__(
     self,
     run_spec: RunSpec,
-    device: Device,
+    programs: LearnerPrograms,
     replica: Replica,
     plane: DataPlane,
     hosts: HostGroup,
   ):
     self._run_spec = run_spec
-    self._device = device
-    self._host = HostTransfer(run_spec, device, replica, plane)
+    self._programs = programs
+    self._host = HostTransfer(run_spec, programs, replica, plane)
     self._replica = replica
     self._hosts = hosts
     self._next_handle = functools.partial(next, itertools.count(OTHER_HANDLES))
@@ -95,7 +95,7 @@ class FragmentTransfer:
 
   def donation_handles(self) -> tuple[int, ...]:
     """Returns enough handles for a donation by any host."""
-    most = payloads_max(self._run_spec, self._device.state_like)
+    most = payloads_max(self._run_spec, self._programs.state_like)
     return tuple(self._next_handle() for _ in range(most))
 
   def take_adopted(self) -> tuple[object, Source]:
@@ -110,12 +110,12 @@ class FragmentTransfer:
     self._hosts.tell(order)
     own = self._host.sessions.open(session)
     done = self._done(host_messages.HostDone(order.job, addresses=own))
-    return sum((each.addresses for each in done), ())
+    return sum((host.addresses for host in done), ())
 
-  def tell(self, said):
+  def tell(self, order):
     """Has all hosts perform a message about a session."""
-    self._hosts.tell(said)
-    self._host.sessions.perform(said)
+    self._hosts.tell(order)
+    self._host.sessions.perform(order)
 
   # Out ----------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class FragmentTransfer:
 
   def donate(
     self,
-    said: host_messages.DonateAt,
+    order: host_messages.DonateAt,
     step: int,
     held: Sequence[FragmentReplica],
     state,
@@ -151,7 +151,7 @@ class FragmentTransfer:
     The other hosts, told by the loop, offer their parts under the same handles.
 
     Args:
-      said: what the other hosts were told.
+      order: what the other hosts were told.
       step: own step of this learner at the boundary.
       held: Θ at the boundary, by fragment.
       state: a copy of the inner state.
@@ -160,7 +160,7 @@ class FragmentTransfer:
       The message that announces it; None if a host failed and nothing is on
       offer.
     """
-    newcomer, handles = (said.learner, said.incarnation), said.handles
+    newcomer, handles = (order.learner, order.incarnation), order.handles
     address, parts = self._host.donate(newcomer, handles, held, state)
     own = host_messages.HostDone(handles[0], '', (address,), parts)
     done = self._done(own, STATE_S)
@@ -169,8 +169,8 @@ class FragmentTransfer:
       return None
     address, *others = (each.addresses[0] for each in done)
     return messages.StateOffered(
-      learner=said.learner,
-      incarnation=said.incarnation,
+      learner=order.learner,
+      incarnation=order.incarnation,
       versions=tuple(each.version for each in held),
       crcs=tuple(each.crc for each in held),
       step=step,
@@ -203,12 +203,12 @@ class FragmentTransfer:
     shares = self._host.encode_held(fragment)
     full = self._run_spec.full
     try:
-      found = self._offered(fragment, full, shares, session, handle)
+      offered = self._offered(fragment, full, shares, session, handle)
     except Closed as error:
       self.tell(host_messages.HostRetire(session, (handle,)))
       return messages.NoFragment(fragment, messages.brief(str(error)))
     crc = self._replica.held()[fragment].crc
-    return messages.FragmentOffered(fragment, version, found, crc)
+    return messages.FragmentOffered(fragment, version, offered, crc)
 
   def _offered(
     self,
@@ -223,11 +223,11 @@ class FragmentTransfer:
       own = self._host.sessions.offer(session, fragment, handle, shares)
     finally:
       others = self._hosts.answers(handle)
-    for host, each in others.items():
-      if each.reason:
-        raise Closed(f'host {host}: {each.reason}')
+    for host, host_done in others.items():
+      if host_done.reason:
+        raise Closed(f'host {host}: {host_done.reason}')
     done = self._in_order(host_messages.HostDone(handle, parts=own), others)
-    parts = sum((each.parts for each in done), ())
+    parts = sum((host_done.parts for host_done in done), ())
     return payload_parts.announced_parts(handle, codec.name, parts)
 
   def _done(
@@ -318,8 +318,8 @@ class FragmentTransfer:
     """Has every host fetch its own parts concurrently; then all adopt them."""
     addresses = (offered.address, *offered.other_addresses)
     if len(addresses) != self._hosts.count or any(
-      len(each.parts) != (len(addresses) if len(addresses) > 1 else 0)
-      for each in offered.payloads
+      len(payload.parts) != (len(addresses) if len(addresses) > 1 else 0)
+      for payload in offered.payloads
     ):
       raise Mismatch(
         f'a donor of {len(addresses)} hosts, this learner has '

@@ -36,11 +36,11 @@ class ContributionAges:
     return self.old / self.count if self.count else None
 
 
-def total(each: Iterable[ContributionAges]) -> ContributionAges:
+def total(statistics: Iterable[ContributionAges]) -> ContributionAges:
   """Returns the sum of several statistics."""
-  found = ContributionAges()
-  for ages in each:
-    found.count += ages.count
-    found.total_steps += ages.total_steps
-    found.old += ages.old
-  return found
+  result = ContributionAges()
+  for ages in statistics:
+    result.count += ages.count
+    result.total_steps += ages.total_steps
+    result.old += ages.old
+  return result

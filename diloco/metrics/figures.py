@@ -125,7 +125,7 @@ class Figure:
     """Returns the value as people read it."""
     return UNKNOWN if value is None else self.format(value)
 
-  def of(self, status) -> str:
+  def text_in(self, status) -> str:
     """Returns the text of its value in a status, with the note."""
     value = self.value(status)
     note = '' if value is None else self.note(status)
@@ -450,20 +450,20 @@ LEARNER = (
 
 def named(name: str, table=RUN) -> Figure:
   """Returns the figure of that name."""
-  return next(each for each in table if each.name == name)
+  return next(figure for figure in table if figure.name == name)
 
 
 def shown(table, *surfaces: str) -> Iterator[Figure]:
   """Yields the figures of a table that any of the surfaces shows, in order."""
-  return (each for each in table if each.shown & {*surfaces})
+  return (figure for figure in table if figure.shown & {*surfaces})
 
 
 def values(table, status) -> dict[str, float | None]:
   """Returns all figures of a status by their names, as JSON has them."""
-  return {each.name: each.value(status) for each in table}
+  return {x.name: x.value(status) for x in table}
 
 
 def curves(status) -> dict[str, float]:
   """Returns what of a status is a curve over the global step."""
-  found = {each.curve: each.value(status) for each in RUN if each.curve}
-  return {name: value for name, value in found.items() if value is not None}
+  values = {x.curve: x.value(status) for x in RUN if x.curve}
+  return {name: value for name, value in values.items() if value is not None}

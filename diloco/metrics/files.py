@@ -91,9 +91,9 @@ def plain(value):
   if hasattr(value, '__dataclass_fields__'):
     return {x: plain(getattr(value, x)) for x in value.__dataclass_fields__}
   if isinstance(value, dict):
-    return {key: plain(each) for key, each in value.items()}
+    return {key: plain(item) for key, item in value.items()}
   if isinstance(value, tuple | list):
-    return [plain(each) for each in value]
+    return [plain(item) for item in value]
   return value
 
 
@@ -120,10 +120,10 @@ def read_json(
     return None
   try:
     text = unseal(data)
-    found = json.loads(data if text is None else text)
+    value = json.loads(data if text is None else text)
     if convert is not None:
-      found = convert(found)
-    return as_type(found, cls, cls.__name__)
+      value = convert(value)
+    return as_type(value, cls, cls.__name__)
   except ValueError as error:
     raise MalformedFile(f'{path}: {error}') from None
 

@@ -80,13 +80,13 @@ def uptime(steps: Iterable[StepRecord], start_s: float, end_s: float) -> float:
 
 def joined(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
   """Returns the union of spans of time, disjoint and in order."""
-  found: list[tuple[float, float]] = []
+  merged: list[tuple[float, float]] = []
   for begin_s, end_s in sorted(spans):
-    if found and begin_s <= found[-1][1]:
-      found[-1] = found[-1][0], max(found[-1][1], end_s)
+    if merged and begin_s <= merged[-1][1]:
+      merged[-1] = merged[-1][0], max(merged[-1][1], end_s)
     else:
-      found.append((begin_s, end_s))
-  return found
+      merged.append((begin_s, end_s))
+  return merged
 
 
 class RunningUptime:
@@ -195,10 +195,10 @@ def share(
   """
   if end_s <= begin_s:
     return 0.0
-  found = {work.learner: work for work in works}
+  known = {work.learner: work for work in works}
   useful_s = allocated_s = 0.0
-  for learner in found.keys() | set(range(learners)):
-    work, own_s = found.get(learner), end_s - begin_s
+  for learner in known.keys() | set(range(learners)):
+    work, own_s = known.get(learner), end_s - begin_s
     if learner >= learners:
       own_s -= max(begin_s, work.joined_s) - begin_s + work.away_until(end_s)
       own_s = max(0.0, own_s)
@@ -339,7 +339,7 @@ def work_of_tape(newest_first: Iterable[Mapping], planned: int) -> Work | None:
     work.begin_s = files.as_type(line.get('begin_s'), float, 'begin_s')
     work.end_s = end_s
     kind = tuple[LearnerWork, ...]
-    found = files.as_type(line.get('learners'), kind, 'learners')
-    work.learners = {each.learner: each for each in found}
+    counts = files.as_type(line.get('learners'), kind, 'learners')
+    work.learners = {row.learner: row for row in counts}
     return work
   return None

@@ -106,12 +106,12 @@ class JsonLines:
 def parts(path: pathlib.Path) -> list[pathlib.Path]:
   """Returns all parts of a file of lines, the oldest first."""
   older = path.parent.glob(f'{glob.escape(path.name)}.[0-9]*')
-  found = sorted(each for each in older if each.suffix[1:].isdecimal())
-  return [*found, path] if path.exists() else found
+  numbered = sorted(file for file in older if file.suffix[1:].isdecimal())
+  return [*numbered, path] if path.exists() else numbered
 
 
 def _next_part(path: pathlib.Path) -> pathlib.Path:
-  last = [int(each.suffix[1:]) for each in parts(path) if each != path]
+  last = [int(file.suffix[1:]) for file in parts(path) if file != path]
   return path.with_name(f'{path.name}.{max(last, default=0) + 1:06d}')
 
 
@@ -124,13 +124,13 @@ def read_jsonl(path: pathlib.Path) -> list[dict]:
   Raises:
     CorruptLine: any other line is not a JSON object, or was changed.
   """
-  found = []
+  records = []
   for part in parts(path):
     with part.open('rb') as file:
       for number, line in enumerate(file, start=1):
         if line.endswith(b'\n'):
-          found.append(_record(line[:-1], f'{part}:{number}'))
-  return found
+          records.append(_record(line[:-1], f'{part}:{number}'))
+  return records
 
 
 def from_the_end(path: pathlib.Path) -> Iterator[dict]:
@@ -171,10 +171,10 @@ class Tail:
     """
     records: list[dict] = []
     while True:
-      found = parts(self.path)
-      if self._part < len(found):
-        records += self._read(found[self._part], skip)
-      if self._part >= len(found) - 1:
+      paths = parts(self.path)
+      if self._part < len(paths):
+        records += self._read(paths[self._part], skip)
+      if self._part >= len(paths) - 1:
         return records
       self._part += 1
       self._offset = self._lines = 0

@@ -39,6 +39,7 @@ from diloco.metrics.status import (
 )
 from diloco.metrics.token_ledger import DIED
 from diloco.metrics.workdir import EVALUATOR, SYNCER, Workdir, learner_name
+from diloco.protocol.config import with_current_blend
 
 # What a line must say to be taken.
 LINE = (names.TIME, 'kind')
@@ -90,7 +91,7 @@ def read_setup(path: pathlib.Path) -> tuple[Setup, Mapping]:
     config = json.loads(path.read_text())
   except ValueError as error:
     raise NoReport(f'{path}: is not JSON: {error}') from None
-  found = {}
+  values = {}
   for field in dataclasses.fields(Setup):
     key, kind = field.name, field.type
     value = config if isinstance(config, dict) else {}
@@ -100,8 +101,8 @@ def read_setup(path: pathlib.Path) -> tuple[Setup, Mapping]:
     value = value.get(field.name) if isinstance(value, dict) else None
     if type(value) is not kind or (kind is int and value < 1):
       raise NoReport(f'{path}: {key}={value!r}, no configuration of a run')
-    found[field.name] = value
-  return Setup(**found), config
+    values[field.name] = value
+  return Setup(**values), config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,17 +186,17 @@ def rounds(
   Args:
     event log: lines of the syncer's.
   """
-  found, broken = [], []
+  closed, broken = [], []
   merges: dict[int, Mapping] = {}
   for line in tape:
     match line['kind']:
       case 'Merge' if all(key in line for key in MERGE):
         merges[line['round']] = line
       case 'Publish' if _is_whole(line):
-        found.append(_round(line, merges.get(line['round'])))
+        closed.append(_round(line, merges.get(line['round'])))
       case 'Merge' | 'Publish' as kind:
         broken.append(f'a {kind} line lacks what such lines say')
-  return tuple(found), broken
+  return tuple(closed), broken
 
 
 def _is_whole(line: Mapping) -> bool:
@@ -231,7 +232,7 @@ def lives(
   events: Sequence[Mapping],
 ) -> tuple[dict[str, tuple[Life, ...]], tuple[tuple[str, float, float], ...]]:
   """Each process's lives, and (process, begin, end) of pauses."""
-  found: dict[str, list[Life]] = {}
+  known: dict[str, list[Life]] = {}
   paused: dict[str, float] = {}
   pauses = []
 
@@ -241,7 +242,7 @@ def lives(
 
   for event in events:
     process, at_s = event['process'], event[names.TIME]
-    of_process = found.setdefault(process, [])
+    of_process = known.setdefault(process, [])
     match event['event']:
       case 'started':
         of_process.append(Life(process, at_s, event['detail']))
@@ -255,7 +256,7 @@ def lives(
         go_on(process, at_s)
   for process in list(paused):
     go_on(process, float('inf'))
-  return {name: tuple(each) for name, each in found.items()}, tuple(pauses)
+  return {name: tuple(each) for name, each in known.items()}, tuple(pauses)
 
 
 def _ended(life: Life, event: Mapping, at_s: float) -> Life:
@@ -279,27 +280,27 @@ class ThinnedCurve:
   pairs of them are merged.
 
   Args:
-    each: values of a point at first.
+    values_per_point: at first.
     points_max: more than so many are merged to half as many; even.
   """
 
-  def __init__(self, each: int = 1, points_max: int = POINTS_MAX):
-    self._each = each
+  def __init__(self, values_per_point: int = 1, points_max: int = POINTS_MAX):
+    self._values_per_point = values_per_point
     self._points_max = points_max
     self._points: list[tuple[float, ...]] = []
-    self._open: list[tuple[float, ...]] = []  # Fewer than `each`.
+    self._open: list[tuple[float, ...]] = []  # Not a point yet.
 
   def add(self, *point: float) -> None:
     """Adds a value: its time, and what was measured then."""
     self._open.append(point)
-    if len(self._open) < self._each:
+    if len(self._open) < self._values_per_point:
       return
     self._points.append(_mean(self._open))
     self._open = []
     if len(self._points) >= self._points_max:
       pairs = zip(self._points[::2], self._points[1::2])
       self._points = [_mean(pair) for pair in pairs]
-      self._each *= 2
+      self._values_per_point *= 2
 
   def points(self) -> list[tuple[float, ...]]:
     """Returns all points; the last may be the mean of fewer values."""
@@ -321,7 +322,7 @@ class FollowedLearner:
   loss: ThinnedCurve = dataclasses.field(default_factory=ThinnedCurve)
   trained: ThinnedCurve = dataclasses.field(default_factory=ThinnedCurve)
   merged: ThinnedCurve = dataclasses.field(
-    default_factory=lambda: ThinnedCurve(each=8)
+    default_factory=lambda: ThinnedCurve(values_per_point=8)
   )
   # From the first to the last known step of each process.
   spans: list[list[float]] = dataclasses.field(default_factory=list)
@@ -400,8 +401,8 @@ class FollowedRun:
       maxlen=HAPPENINGS_MAX
     )
     self.kinds: collections.Counter[str] = collections.Counter()
-    self.goodput, self.age = ThinnedCurve(), ThinnedCurve(each=8)
-    self.waits = ThinnedCurve(each=8)  # Quorum, grace window, sync.
+    self.goodput, self.age = ThinnedCurve(), ThinnedCurve(values_per_point=8)
+    self.waits = ThinnedCurve(values_per_point=8)  # Quorum, grace window, sync.
     self.readied: list[tuple[float, int, str]] = []
     self.steps: list[StepRecord] | None = [] if whole else None
     # When learners said hello to the syncer and, if all is kept, it spoke.
@@ -437,40 +438,40 @@ class FollowedRun:
       keys = STEP if name in self.learners else (names.TIME, names.EVAL_LOSS)
       for record in self._new(file, keys):
         self._hear_metrics(name, record)
-    said = self._told_gaps()
+    gaps = self._told_gaps()
     try:
       self.evaluation = metrics_status.read_evaluation(self.workdir.evaluation)
       self._read_status()
     except (MalformedFile, ValueError) as error:  # The next one may be whole.
-      said.append(str(error))
-    self.problem = ' '.join(said)
+      gaps.append(str(error))
+    self.problem = ' '.join(gaps)
 
   def _new(self, file: Tail, keys: Sequence[str]) -> list[dict]:
     """Returns the new lines that have all the keys."""
-    found = []
+    records = []
     for record in file.new_records(self._note_corrupt):
       lack = [key for key in keys if key not in record]
       if lack:
         self.gaps[f'{file.path}: a line has no {", ".join(lack)}'] += 1
       else:
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
   def _note_corrupt(self, error: CorruptLine) -> None:
     self.gaps[str(error)] += 1
 
   def _told_gaps(self) -> list[str]:
-    said = [
+    lines = [
       f'{gap} ({many} times).' if many > 1 else f'{gap}.'
       for gap, many in self.gaps.items()
     ]
-    more = len(said) - GAPS_MAX
-    return [*said[:GAPS_MAX], *([f'{more} more such.'] if more > 0 else [])]
+    more = len(lines) - GAPS_MAX
+    return [*lines[:GAPS_MAX], *([f'{more} more such.'] if more > 0 else [])]
 
   def _read_status(self) -> None:
-    found = metrics_status.of_run(self.workdir)
-    self._is_counted = found is None
-    self.status = self._counted() if found is None else found
+    status = metrics_status.of_run(self.workdir)
+    self._is_counted = status is None
+    self.status = self._counted() if status is None else status
 
   def _hear_launcher(self, event: dict) -> None:
     self.events.append(event)
@@ -585,17 +586,17 @@ class FollowedRun:
         LearnerStatus(
           learner=m,
           state=GONE if over else LIVE,
-          steps=made.steps,
-          tokens=round(made.tokens) if made.tokens else None,
-          loss=made.last.get(names.TRAIN_LOSS),
-          tokens_per_s=made.last.get(names.TOKENS_PER_S),
-          rounds=made.rounds,
-          participation=figures.participation(made.rounds, self._closed),
-          age_steps=made.ages.mean_steps,
-          stall_share=made.stall_s / made.step_s if made.step_s else None,
-          stall_max_s=made.stall_max_s if made.steps else None,
+          steps=sums.steps,
+          tokens=round(sums.tokens) if sums.tokens else None,
+          loss=sums.last.get(names.TRAIN_LOSS),
+          tokens_per_s=sums.last.get(names.TOKENS_PER_S),
+          rounds=sums.rounds,
+          participation=figures.participation(sums.rounds, self._closed),
+          age_steps=sums.ages.mean_steps,
+          stall_share=sums.stall_s / sums.step_s if sums.step_s else None,
+          stall_max_s=sums.stall_max_s if sums.steps else None,
         )
-        for m, made in enumerate(self.learners.values())
+        for m, sums in enumerate(self.learners.values())
       ),
       **heldout,
     )
@@ -620,7 +621,7 @@ class FollowedRun:
     if self._begin_s is not None:
       return self._begin_s
     begun = [x.spans[0][0] for x in self.learners.values() if x.spans]
-    begun += [each[names.TIME] for each in self.events[:1]]
+    begun += [event[names.TIME] for event in self.events[:1]]
     return min(begun, default=self.last_s)
 
   @property
@@ -656,10 +657,10 @@ class FollowedRun:
     Times are since the epoch; a learner's use begins with its first step.
     """
     events = [e for e in self.events if e['process'] not in AFTERWARDS]
-    found, pauses = lives(events)
+    known, pauses = lives(events)
     return {
       name: tuple(self._used(name, life) for life in each)
-      for name, each in found.items()
+      for name, each in known.items()
     }, pauses
 
   def _used(self, name: str, life: Life) -> Life:
@@ -685,33 +686,31 @@ class FollowedRun:
     """
     of_each, _ = self.lives()
     known = self.status.learners if self.status else ()
-    told = {learner_name(each.learner): each.state for each in known}
-    found = {}
-    for name in dict.fromkeys((SYNCER, *self.learners, *told, *of_each)):
+    seen = {learner_name(row.learner): row.state for row in known}
+    states = {}
+    for name in dict.fromkeys((SYNCER, *self.learners, *seen, *of_each)):
       last = of_each[name][-1] if of_each.get(name) else None
       if last and last.ended_s < math.inf:
-        found[name] = 'dead' if last.death else 'ended'
+        states[name] = 'dead' if last.death else 'ended'
       elif self._is_counted and self.kinds['End']:
-        found[name] = 'ended'  # No launcher tells of the lab.
+        states[name] = 'ended'  # No launcher tells of the lab.
       else:
-        found[name] = told.get(name) or ('running' if last else 'unknown')
-    return found
+        states[name] = seen.get(name) or ('running' if last else 'unknown')
+    return states
 
   def heldout(self) -> list[tuple[float, float, float]]:
     """Returns (time, step, loss of Θ), with the evaluation after the end."""
-    found = sorted(self.evaluated)
+    losses = sorted(self.evaluated)
     if self.evaluation is not None:
-      end_s = max((each.at_s for each in self.rounds), default=self.last_s)
-      step = max((each.step for each in self.rounds), default=0)
-      found = [(self.begin_s, 0, self.evaluation.initial_loss), *found]
-      found.append((end_s, step, self.evaluation.final_loss))
-    return found
+      end_s = max((x.at_s for x in self.rounds), default=self.last_s)
+      step = max((x.step for x in self.rounds), default=0)
+      losses = [(self.begin_s, 0, self.evaluation.initial_loss), *losses]
+      losses.append((end_s, step, self.evaluation.final_loss))
+    return losses
 
   def tokens_at(self, at_s: float) -> float:
     """Returns the tokens that all learners had trained on by a time."""
-    return sum(
-      _until(each.trained.points(), at_s) for each in self.learners.values()
-    )
+    return sum(_until(x.trained.points(), at_s) for x in self.learners.values())
 
   def lost_tokens(self) -> Mapping[int, float]:
     """Returns the tokens that deaths took, by learner, mean over fragments.
@@ -728,7 +727,8 @@ class FollowedRun:
     small = sum(path.stat().st_size for path in files) <= LEDGER_BYTES_MAX
     if small and self.workdir.tapes.exists():
       fragments = self.setup.fragments
-      blend = self.config.get('protocol', {}).get('blend', 'carry')
+      protocol = with_current_blend(self.config['protocol'])
+      blend = protocol.get('blend', 'rebase')
       try:
         rows = token_ledger.rows_of(self.workdir, fragments, blend)
       except (CorruptLine, KeyError) as error:
@@ -742,8 +742,8 @@ class FollowedRun:
   def machine(self) -> Mapping:
     """Returns what a learner said of its machine; empty for one of the lab."""
     for m in range(self.setup.learners):
-      for each in parts(self.workdir.learner_tape(m)):
-        with each.open() as file:
+      for part in parts(self.workdir.learner_tape(m)):
+        with part.open() as file:
           line = file.readline()
         if line.endswith('\n'):
           return json.loads(line).get('machine', {})

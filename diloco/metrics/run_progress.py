@@ -118,11 +118,11 @@ class ProgressLine:
     if not self._text or (now_s - self._shown_s < every_s and not first):
       return
     self._shown_s, self._shown = now_s, self._text
-    said = f'{clock(now_s - self._began_s)}  {self._text}'
+    line = f'{clock(now_s - self._began_s)}  {self._text}'
     if self._in_place:
-      said = f'{CLEAR}{said[: _width(self._stream) - 1]}'
+      line = f'{CLEAR}{line[: _width(self._stream) - 1]}'
       self._is_there = True
-    self._stream.write(said if self._in_place else f'{said}\n')
+    self._stream.write(line if self._in_place else f'{line}\n')
     self._stream.flush()
 
 
@@ -154,8 +154,8 @@ def counted(
       second_s = time.monotonic()
     if done == 2:  # The first may have compiled what all others use.
       began_s, spent = second_s, costs[1]
-    said = count(done, len(parts), began_s, spent / (spent + left))
-    say(f'{said}  {words(part)}'.rstrip())
+    line = count(done, len(parts), began_s, spent / (spent + left))
+    say(f'{line}  {words(part)}'.rstrip())
     yield part
     spent, left = spent + costs[done], left - costs[done]
 
@@ -163,15 +163,15 @@ def counted(
 def counter(
   say: Callable[[str], None], words: str = ''
 ) -> Callable[[int, int], None]:
-  """Returns what takes (done, of), again and again, and says it with the time
+  """Returns what takes (done, n), again and again, and says it with the time
   left.
   """
   began_s = time.monotonic()
-  return lambda done, of: say(f'{count(done, of, began_s)}  {words}'.rstrip())
+  return lambda done, n: say(f'{count(done, n, began_s)}  {words}'.rstrip())
 
 
 def count(
-  done: int, of: int, since_s: float, share: float | None = None
+  done: int, total: int, since_s: float, share: float | None = None
 ) -> str:
   """Returns '2/3, about 0:40 left'; before any is done, '0/3'.
 
@@ -179,8 +179,8 @@ def count(
     since_s: when the first of them began, of time.monotonic().
     share: of the work, that is done; None: all are alike.
   """
-  share = done / of if share is None else share
-  text = f'{done:,}/{of:,}'
+  share = done / total if share is None else share
+  text = f'{done:,}/{total:,}'
   if not 0 < share < 1:
     return text
   left_s = (time.monotonic() - since_s) / share * (1 - share)

@@ -98,9 +98,9 @@ _OLD_KEYS = {'closed_round': 'rounds', 'wall_s': 'elapsed_s'}
 
 def as_json(status: RunStatus) -> dict:
   """Returns the fields of a status and all figures, by their names."""
-  found = _flat(status, figures.RUN)
-  found['learners'] = [_flat(x, figures.LEARNER) for x in status.learners]
-  return files.finite(found)
+  fields = _flat(status, figures.RUN)
+  fields['learners'] = [_flat(x, figures.LEARNER) for x in status.learners]
+  return files.finite(fields)
 
 
 def _flat(value, table) -> dict:
@@ -120,26 +120,26 @@ def read_status(path: pathlib.Path) -> RunStatus | None:
   return files.read_json(path, RunStatus, _fields)
 
 
-def _fields(found):
+def _fields(record):
   """Leaves the fields of what `as_json` or an older version wrote."""
-  if not isinstance(found, dict):
-    return found
-  found = _without(found, RunStatus, figures.RUN)
-  learners = found.get('learners')
+  if not isinstance(record, dict):
+    return record
+  record = _without(record, RunStatus, figures.RUN)
+  learners = record.get('learners')
   if isinstance(learners, list):
-    found['learners'] = [
-      _without(each, LearnerStatus, figures.LEARNER)
-      if isinstance(each, dict)
-      else each
-      for each in learners
+    record['learners'] = [
+      _without(row, LearnerStatus, figures.LEARNER)
+      if isinstance(row, dict)
+      else row
+      for row in learners
     ]
-  return found
+  return record
 
 
-def _without(found: dict, cls, table) -> dict:
+def _without(record: dict, cls, table) -> dict:
   known = {field.name for field in dataclasses.fields(cls)}
   computed = {figure.name for figure in table} - known
-  renamed = {_OLD_KEYS.get(key, key): value for key, value in found.items()}
+  renamed = {_OLD_KEYS.get(key, key): value for key, value in record.items()}
   return {key: x for key, x in renamed.items() if key not in computed}
 
 
@@ -224,9 +224,9 @@ def loss_rows(evaluation: Evaluation) -> list[tuple[str, float, float]]:
 def task_lines(task: TaskScore) -> list[str]:
   """Returns a sentence for each way to score the answers."""
   return [
-    f'{task.file}, by {how}: {found.share:.1%} of {task.questions} right '
-    f'(95 %: {found.low:.1%} to {found.high:.1%}; by chance {task.chance:.0%})'
-    for how, found in (('sum', task.by_sum), ('byte', task.by_byte))
+    f'{task.file}, by {how}: {x.share:.1%} of {task.questions} right '
+    f'(95 %: {x.low:.1%} to {x.high:.1%}; by chance {task.chance:.0%})'
+    for how, x in (('sum', task.by_sum), ('byte', task.by_byte))
   ]
 
 
@@ -249,17 +249,17 @@ def read_summary(path: pathlib.Path) -> RunStatus | None:
   return files.read_json(path, RunStatus, _summary_fields)
 
 
-def _summary_fields(found):
+def _summary_fields(record):
   """Completes an older summary, which had fewer fields than a status."""
-  found = _fields(found)
-  if not isinstance(found, dict) or 'finished' in found:
-    return found
-  found = {'finished': True, 'total_steps': found.get('step'), **found}
-  rounds = found.get('rounds')
-  for each in found.get('learners') or ():
-    if rounds and isinstance(each, dict) and 'rounds' in each:
-      each['participation'] = figures.participation(each['rounds'], rounds)
-  return found
+  record = _fields(record)
+  if not isinstance(record, dict) or 'finished' in record:
+    return record
+  record = {'finished': True, 'total_steps': record.get('step'), **record}
+  rounds = record.get('rounds')
+  for row in record.get('learners') or ():
+    if rounds and isinstance(row, dict) and 'rounds' in row:
+      row['participation'] = figures.participation(row['rounds'], rounds)
+  return record
 
 
 def write_evaluation(path: pathlib.Path, evaluation: Evaluation) -> None:
@@ -292,33 +292,33 @@ def of_run(workdir: Workdir) -> RunStatus | None:
     MalformedFile: a file is not what a run writes.
   """
   end, last = read_summary(workdir.summary), read_status(workdir.status)
-  found = end or last
-  if found is None:
+  status = end or last
+  if status is None:
     return None
   if end is not None and last is not None:
-    by_id = {each.learner: each for each in last.learners}
+    by_id = {row.learner: row for row in last.learners}
     learners = tuple(
-      _completed(each, by_id[each.learner]) if each.learner in by_id else each
-      for each in end.learners
+      _completed(row, by_id[row.learner]) if row.learner in by_id else row
+      for row in end.learners
     )
-    found = dataclasses.replace(_completed(end, last), learners=learners)
-  evaluation = read_evaluation(workdir.evaluation) if found.finished else None
+    status = dataclasses.replace(_completed(end, last), learners=learners)
+  evaluation = read_evaluation(workdir.evaluation) if status.finished else None
   if evaluation is None:
-    return dataclasses.replace(found, **newest_heldout(workdir))
+    return dataclasses.replace(status, **newest_heldout(workdir))
   return dataclasses.replace(
-    found,
+    status,
     parameters=evaluation.parameters,
-    heldout_step=found.step,
+    heldout_step=status.step,
     heldout_loss=evaluation.final_loss,
   )
 
 
-def _completed(found, other):
+def _completed(status, other):
   """Fills the fields that are not known."""
-  defaults = {each.name: each.default for each in dataclasses.fields(found)}
+  defaults = {x.name: x.default for x in dataclasses.fields(status)}
   lacking = {
     name: getattr(other, name)
     for name, default in defaults.items()
-    if getattr(found, name) == default
+    if getattr(status, name) == default
   }
-  return dataclasses.replace(found, **lacking)
+  return dataclasses.replace(status, **lacking)

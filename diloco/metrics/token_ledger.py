@@ -25,7 +25,8 @@ DIED = 'died'  # Pending at a death, and in no checkpoint that was resumed.
 LEFT = 'left'  # Pending in a process that left in good order,
 QUARANTINED = 'quarantined'  # or that was quarantined.
 BOOTSTRAP = 'bootstrap'  # Pending in a checkpoint, and replaced by a newer Θ.
-RESTORED = 'restored'  # Pending in a checkpoint, and not separable: 'mix'.
+# Pending in a checkpoint, and not separable: 'interpolate'.
+RESTORED = 'restored'
 LEDGER = 'ledger'  # Merged, and lost with the syncer's disk.
 
 Name = tuple[int, int]  # An offer: number of its process, handle.
@@ -128,9 +129,7 @@ class TokenAccount:
     self._merged[merged.fragment].append(merged)
 
   def void(self, fragment: int, version: int):
-    """Notes that the syncer has lost this version of a fragment, and later
-    ones.
-    """
+    """Notes that the syncer lost this and later versions of a fragment."""
     kept = self._merged[fragment]
     self._void[fragment] += [x for x in kept if x.version >= version]
     self._merged[fragment] = [x for x in kept if x.version < version]
@@ -195,7 +194,7 @@ class _Balance:
         settled = min(settled, cut)
         continue
       pending = process.last - settled
-      pending -= sum(each.high - each.low for each in self._unheard)
+      pending -= sum(gap.high - gap.low for gap in self._unheard)
       if process.end is not None:
         self._lost[process.end] += pending
         pending = 0
@@ -211,13 +210,13 @@ class _Balance:
   def _unheard_of(self, number: int, process: Process) -> list['_Unheard']:
     """Returns the merges of the process that it has not heard of."""
     tokens = {x.name[1]: x.tokens for x in self._merged if x.name[0] == number}
-    found = []
+    unheard = []
     for handle, many in tokens.items():
       name = self._p, handle
       if name in process.offers and name not in process.taken_in:
         high = process.offers[name]
-        found.append(_Unheard(number, high - many, high))
-    return found
+        unheard.append(_Unheard(number, high - many, high))
+    return unheard
 
   def _skip(self, settled: int, first: int) -> int:
     """Loses what a checkpoint had pending and its process does not count.
@@ -231,8 +230,8 @@ class _Balance:
     """
     if first > settled:
       merged = (
-        max(0, min(each.high, first) - max(each.low, settled))
-        for each in self._unheard
+        max(0, min(gap.high, first) - max(gap.low, settled))
+        for gap in self._unheard
       )
       self._lost[RESTORED] += first - settled - sum(merged)
       self._unheard = [x for x in self._unheard if x.high > first]
@@ -259,13 +258,13 @@ class _Balance:
     """
     begin = max(settled, cut)
     left, rest = max(0, process.last - begin), []
-    for each in self._unheard:
-      before = each.number != number and bool(process.bootstrap[self._p])
-      self._take_back(max(0, min(each.high, settled) - each.low), before)
-      left -= max(0, each.high - max(each.low, begin))
-      low, high = max(each.low, settled), min(each.high, cut)
+    for gap in self._unheard:
+      before = gap.number != number and bool(process.bootstrap[self._p])
+      self._take_back(max(0, min(gap.high, settled) - gap.low), before)
+      left -= max(0, gap.high - max(gap.low, begin))
+      low, high = max(gap.low, settled), min(gap.high, cut)
       if low < high:
-        rest.append(_Unheard(each.number, low, high))
+        rest.append(_Unheard(gap.number, low, high))
     self._unheard = rest
     return left
 
@@ -273,13 +272,13 @@ class _Balance:
     """Counts merges that learners knew of, and the syncer no longer does."""
     kept = {x.name for x in self._merged}
     processes = dict(self._processes)
-    for each in {x.name: x for x in self._void}.values():
-      number, handle = each.name
+    for offer in {x.name: x for x in self._void}.values():
+      number, handle = offer.name
       process = processes.get(number)
-      if process is None or each.name in kept:
+      if process is None or offer.name in kept:
         continue
       if (self._p, handle) in process.taken_in:
-        self._lost[LEDGER] += each.tokens
+        self._lost[LEDGER] += offer.tokens
 
 
 def unexplained(rows: Iterable[TokenCounts]) -> int:
@@ -331,7 +330,7 @@ def rows(
   learners: Mapping[int, Lines],
   steps: Mapping[int, Iterable[tuple[int, int]]],
   fragments: int,
-  blend: str = 'carry',
+  blend: str = 'rebase',
 ) -> Rows:
   """Returns the balance of each learner and fragment.
 
@@ -343,9 +342,10 @@ def rows(
 
   Args:
     steps: by learner id, (incarnation, own step) from the metrics.
-    blend: the run's blend; with 'mix' a process counts anew after a checkpoint.
+    blend: the run's blend; with 'interpolate' a process counts anew after a
+      checkpoint.
   """
-  reader = _Reader(syncer, fragments, BLENDS[blend].mixes)
+  reader = _Reader(syncer, fragments, BLENDS[blend].interpolates)
   ids = {*learners, *(m for _, _, m, _ in _shares(syncer))}
   return {
     (m, p): account.row(p)
@@ -355,7 +355,7 @@ def rows(
   }
 
 
-def rows_of(workdir: Workdir, fragments: int, blend: str = 'carry') -> Rows:
+def rows_of(workdir: Workdir, fragments: int, blend: str = 'rebase') -> Rows:
   """Returns the balances of the run in `workdir`.
 
   Raises:
@@ -438,9 +438,9 @@ class _Reader:
       (share for m, share in shares if m == learner),
       (share for _, share in shares),
     ):
-      for each in offers:
-        if each.get('c_steps'):
-          return each['c_tokens'] // each['c_steps']
+      for offer in offers:
+        if offer.get('c_steps'):
+          return offer['c_tokens'] // offer['c_steps']
     return 0
 
   def _merge(self, account: TokenAccount, learner: int):

@@ -83,9 +83,7 @@ class Workdir:
     return stem in cls.CONTENTS
 
   def syncer_shard(self, shard: int) -> pathlib.Path:
-    """Returns the folder a restarted shard resumes from; shard 0 is the
-    lead's.
-    """
+    """Returns the folder that a shard resumes from; shard 0 is the leader's."""
     return self.syncer / f'shard-{shard}' if shard else self.syncer
 
   def learner_tape(self, learner: int) -> pathlib.Path:

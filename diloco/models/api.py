@@ -151,12 +151,12 @@ def check_loss(model: Model, batch: int, seq_len: int):
     draw, key = jax.random.split(jax.random.key(0))
     return model.loss(model.init(draw), {'tokens': tokens}, key)
 
-  found = jax.eval_shape(first_loss, tokens)
-  if not (isinstance(found, tuple) and len(found) == 2):
+  result = jax.eval_shape(first_loss, tokens)
+  if not (isinstance(result, tuple) and len(result) == 2):
     raise ValueError(
-      f'model: loss gives {found}, must give the pair (loss, metrics)'
+      f'model: loss gives {result}, must give the pair (loss, metrics)'
     )
-  loss, metrics = found
+  loss, metrics = result
   if getattr(loss, 'shape', None) != () or loss.dtype != jnp.float32:
     raise ValueError(f'model: the loss is {loss}, must be an f32 scalar')
   if not isinstance(metrics, dict) or any(

@@ -47,7 +47,8 @@ def make_decoder(config: DecoderConfig) -> api.Model:
     if experts is None:
       return cross_entropy(decoder(tokens_BL[:, :-1]), tokens_BL[:, 1:])
     logits_BLV, told_N = decoder.run(
-      tokens_BL[:, :-1], lambda each: routing.balance(each, experts.bias_rate)
+      tokens_BL[:, :-1],
+      lambda chosen: routing.balance(chosen, experts.bias_rate),
     )
     loss, metrics = cross_entropy(logits_BLV, tokens_BL[:, 1:])
     more, load = routing.auxiliary(told_N, experts)
@@ -154,14 +155,14 @@ class Decoder(nnx.Module):
 
     def block(x_BLD, layer):
       x_BLD, routed = nnx.merge(structure, layer)(x_BLD, angles_LC)
-      told = None if routed is None else tell(routed)
-      return constrain(x_BLD, 'batch', None, None), told
+      metrics = None if routed is None else tell(routed)
+      return constrain(x_BLD, 'batch', None, None), metrics
 
     if remat := REMATS[config.remat]:
       # The scan is itself a barrier against merging the two computations.
       policy = getattr(jax.checkpoint_policies, remat)
       block = jax.checkpoint(block, policy=policy, prevent_cse=False)
-    x_BLD, told = jax.lax.scan(block, x_BLD, stacked)
+    x_BLD, metrics = jax.lax.scan(block, x_BLD, stacked)
     x_BLD = layers.rms_norm(x_BLD, self.norm[...])
     if config.tied:
       # As small as a separate head at init: 1 / √D on top of the rows' 1 / √D.
@@ -174,4 +175,4 @@ class Decoder(nnx.Module):
       head_VD.astype(config.dtype),
       preferred_element_type=jnp.float32,
     )
-    return constrain(logits_BLV, 'batch', None, 'vocab'), told
+    return constrain(logits_BLV, 'batch', None, 'vocab'), metrics

@@ -113,9 +113,7 @@ def rope_angles(length: int, head_dim: int, theta: float) -> jax.Array:
 
 
 def rope(x_BLNH: jax.Array, angles_LC: jax.Array) -> jax.Array:
-  """Rotates the pair (c, c + C) of each head by its position's angle, in
-  f32.
-  """
+  """Rotates each head's pairs (c, c + C) by their position's angle, in f32."""
   cos_LC = jnp.cos(angles_LC)[None, :, None, :]
   sin_LC = jnp.sin(angles_LC)[None, :, None, :]
   a_BLNC, b_BLNC = jnp.split(x_BLNH.astype(jnp.float32), 2, axis=-1)

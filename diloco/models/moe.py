@@ -76,8 +76,8 @@ def by_ragged_dot(x_RD, sizes_E, gate_EDF, up_EDF, down_EFD) -> jax.Array:
 
   def product(rows, matrices):
     # A backend may leave garbage in the rows of no expert.
-    found = jax.lax.ragged_dot(rows, matrices, sizes_E)
-    return jnp.where(has_expert_R1, found, 0)
+    out = jax.lax.ragged_dot(rows, matrices, sizes_E)
+    return jnp.where(has_expert_R1, out, 0)
 
   gate_RF, up_RF = product(x_RD, gate_EDF), product(x_RD, up_EDF)
   return product(jax.nn.silu(gate_RF) * up_RF, down_EFD)
@@ -208,11 +208,11 @@ def spread(
     # here; the cause is unknown. A test compares with one device.
     check_vma=False,
   )
-  def each(*arrays):
+  def experts_of_device(*arrays):
     part_BLD = _asked(*arrays, experts=(of_experts, experts))
     return jax.lax.psum(part_BLD, tuple(split)) if split else part_BLD
 
-  y_BLD = each(x_BLD, chosen_BLK, gates_BLK, *matrices)
+  y_BLD = experts_of_device(x_BLD, chosen_BLK, gates_BLK, *matrices)
   return y_BLD.astype(x_BLD.dtype)
 
 

@@ -55,9 +55,7 @@ def make_bowl(layers: int, d_model: int, d_ff: int) -> api.Model:
 
 
 def _direction(tokens_BL: jax.Array, shape: tuple[int, int, int]) -> jax.Array:
-  """Returns entries of mean 0 and variance 1, a function of the tokens
-  alone.
-  """
+  """Returns entries of mean 0 and variance 1, which only tokens determine."""
   layers, d_model, d_ff = shape
   weights_BL = _hash(jnp.arange(tokens_BL.size, dtype=jnp.uint32)) | 1
   tokens_BL = tokens_BL.astype(jnp.uint32).reshape(-1)

@@ -78,7 +78,7 @@ def balance(routing: Routing, bias_rate: float) -> api.Metrics:
   tokens = batch * length
   prob_E = jnp.mean(routing.probs_BLE, axis=(0, 1))
   share_E = count_E / (tokens * top_k)
-  told = {
+  metrics = {
     'aux': jnp.mean(count_E / tokens * prob_E) * experts**2,
     'z': jnp.mean(jnp.square(routing.z_BL)),
     'nudge': jnp.zeros(()),
@@ -88,10 +88,10 @@ def balance(routing: Routing, bias_rate: float) -> api.Metrics:
   if routing.bias_E is not None:
     against_E = bias_rate * jnp.sign(count_E - tokens * top_k / experts)
     bias_E = routing.bias_E
-    told['nudge'] = jnp.sum(
+    metrics['nudge'] = jnp.sum(
       against_E * (bias_E - jax.lax.stop_gradient(bias_E))
     )
-  return told
+  return metrics
 
 
 def entropy(shares: jax.Array) -> jax.Array:

@@ -46,12 +46,12 @@ CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _FAMILIES = {'gauge': GaugeMetricFamily, 'counter': CounterMetricFamily}
 
 
-def check_host(host: str, vouched: bool, given: str, vouch: str) -> None:
+def check_host(host: str, vouched: bool, flag: str, vouch: str) -> None:
   """Refuses an address at which other machines could read the run.
 
   Args:
     vouched: whether the operator vouches for those that reach it.
-    given: the flag that names the host, with its value.
+    flag: the flag that names the host, with its value.
     vouch: the flag that vouches.
 
   Raises:
@@ -60,7 +60,7 @@ def check_host(host: str, vouched: bool, given: str, vouch: str) -> None:
   """
   if not vouched and not is_loopback(host):
     raise ValueError(
-      f'{given}: other machines could read the run without proving who '
+      f'{flag}: other machines could read the run without proving who '
       'they are; use an ssh tunnel to 127.0.0.1, or on a private network '
       f'{vouch}'
     )
@@ -163,11 +163,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     if not self.server.knows(self.headers.get('Host', '')):
       self.send_error(403, 'Ask for localhost or 127.0.0.1')
       return
-    found = self.server.answer(urllib.parse.urlsplit(self.path).path)
-    if found is None:
+    answer = self.server.answer(urllib.parse.urlsplit(self.path).path)
+    if answer is None:
       self.send_error(404)
       return
-    kind, text = found
+    kind, text = answer
     body = text.encode()
     tag = f'"{zlib.crc32(body):08x}"'
     if self.headers.get('If-None-Match') == tag:
@@ -219,7 +219,7 @@ class Monitor:
     self._run = run
     self._process = process
     self._began_s = time.time()
-    self._told: tuple[int | None, Mapping[str, float]] = None, {}
+    self._last: tuple[int | None, Mapping[str, float]] = None, {}
     self._status: RunStatus | None = None
     self._server: PageServer | None = None
 
@@ -241,7 +241,7 @@ class Monitor:
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
     """Replaces what was told before."""
-    self._told = int(step), dict(scalars)
+    self._last = int(step), dict(scalars)
 
   def flush(self) -> None:
     """Does nothing: all that was told can be read."""
@@ -275,7 +275,7 @@ class Monitor:
     """
     if self._status is not None:
       return status.as_json(self._status)
-    step, scalars = self._told
+    step, scalars = self._last
     return {
       'run': self._run,
       'process': self._process,
@@ -297,7 +297,7 @@ class Monitor:
 
   def collect(self) -> Iterator[GaugeMetricFamily]:
     """Yields the metrics of the process, as `prometheus_client` asks."""
-    step, scalars = self._told
+    step, scalars = self._last
     if step is not None:
       yield self._gauge('step', 'Step that the scalars are of.', step)
     if names.TIME in scalars:
@@ -311,9 +311,9 @@ class Monitor:
       yield from families(self._status)
 
   def _gauge(self, name: str, meaning: str, x: float) -> GaugeMetricFamily:
-    found = GaugeMetricFamily(f'diloco_{name}', meaning, labels=LABELS)
-    found.add_metric((self._run, self._process), x)
-    return found
+    gauge = GaugeMetricFamily(f'diloco_{name}', meaning, labels=LABELS)
+    gauge.add_metric((self._run, self._process), x)
+    return gauge
 
 
 def text(status: RunStatus | None) -> str:
@@ -343,9 +343,9 @@ def _family(
   samples = {each: figure.value(x) for each, x in labelled.items()}
   known = {each: x for each, x in samples.items() if x is not None}
   if known:
-    found = _FAMILIES[figure.kind](
+    family = _FAMILIES[figure.kind](
       f'diloco_{figure.sample}', figure.meaning, labels=labels
     )
     for each, x in known.items():
-      found.add_metric(each, x)
-    yield found
+      family.add_metric(each, x)
+    yield family

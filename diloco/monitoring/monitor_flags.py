@@ -47,16 +47,16 @@ def begin(run: str, process: str) -> Monitor:
   bind, is_open = flags.FLAGS[BIND].value, flags.FLAGS[OPEN].value
   if not bind:
     return monitor
-  given = f'--{BIND}={bind}'
+  flag = f'--{BIND}={bind}'
   try:
     host, port = sockets.split(bind)
   except sockets.BadAddress as error:
-    raise ValueError(f'{given}: {error}') from None
-  check_host(host, is_open, given, f'--{OPEN}')
+    raise ValueError(f'{flag}: {error}') from None
+  check_host(host, is_open, flag, f'--{OPEN}')
   try:
     url = monitor.serve(host, port, any_name=is_open)
   except OSError as error:
-    logging.error('%s: no metrics are served: %s', given, error.strerror)
+    logging.error('%s: no metrics are served: %s', flag, error.strerror)
   else:
     logging.info('%s: metrics at %smetrics', process, url)
   return monitor

@@ -35,14 +35,14 @@ class BlendRule:
 # know nothing of arrays.
 RULES = {
   # The paper's rule; steps since the snapshot are lost.
-  'overwrite': BlendRule(lambda theta, new, since, alpha: new),
+  'replace': BlendRule(lambda theta, new, since, alpha: new),
   # Streaming DiLoCo.
-  'mix': BlendRule(
+  'interpolate': BlendRule(
     lambda theta, new, since, alpha: alpha * theta + (1 - alpha) * new,
     takes_alpha=True,
   ),
   # Steps since the snapshot are kept.
-  'carry': BlendRule(lambda theta, new, since, alpha: new + (theta - since)),
+  'rebase': BlendRule(lambda theta, new, since, alpha: new + (theta - since)),
 }
 
 

@@ -266,8 +266,8 @@ class BlockCodec:
     Args:
       data: the encoding of an array of this shape.
     """
-    found = native.inspect(self, data, math.prod(shape))
-    return None if found is None else EncodedArray(self, data, shape, *found)
+    sums = native.inspect(self, data, math.prod(shape))
+    return None if sums is None else EncodedArray(self, data, shape, *sums)
 
   def _quantise(self, x_NB):
     """Returns scales and integer levels, as two's complement codes."""
@@ -483,5 +483,5 @@ def bytes_per_value(
 
   The arguments and errors are those of `make_codec`.
   """
-  made = make_codec(name, block_size, scale)
-  return made.nbytes(made.block_values) / made.block_values
+  codec = make_codec(name, block_size, scale)
+  return codec.nbytes(codec.block_values) / codec.block_values

@@ -210,20 +210,20 @@ def _size(axis: tuple[str, int]) -> int:
   return axis[1]
 
 
-def _joined(piece: Piece, found: list[tuple[Range, ...]]) -> Iterable[Slice]:
+def _joined(piece: Piece, boxes: list[tuple[Range, ...]]) -> Iterable[Slice]:
   """Joins neighbouring rectangles: fewer boxes, and longer runs."""
   for axis, _ in enumerate(piece.shape):
     groups: dict = {}
-    for ranges in sorted(found):
+    for ranges in sorted(boxes):
       others = ranges[:axis] + ranges[axis + 1 :]
       groups.setdefault(others, []).append(ranges)
-    found = list(
+    boxes = list(
       itertools.chain.from_iterable(
         _runs(axis, sorted(group, key=lambda r: r[axis]))
         for group in groups.values()
       )
     )
-  return (Slice(piece, ranges) for ranges in sorted(found))
+  return (Slice(piece, ranges) for ranges in sorted(boxes))
 
 
 def _runs(axis: int, group: list[tuple[Range, ...]]):

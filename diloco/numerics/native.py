@@ -117,7 +117,7 @@ def _check_whole(path: str):
 
 def encode(codec: 'BlockCodec', x: np.ndarray, data: np.ndarray) -> bool:
   """Encodes f32 [n] into uint8 `data`; False if it was not."""
-  library = _of(codec)
+  library = _library_for(codec)
   if library is None or not _plain(x, data):
     return False
   arguments = _codec(codec, x.size)
@@ -126,7 +126,7 @@ def encode(codec: 'BlockCodec', x: np.ndarray, data: np.ndarray) -> bool:
 
 def decode(codec: 'BlockCodec', data: np.ndarray, x: np.ndarray) -> bool:
   """Decodes uint8 `data` into f32 [n]; False if it was not."""
-  library = _of(codec)
+  library = _library_for(codec)
   if library is None or not _plain(data, x):
     return False
   library.diloco_decode(_at(data), *_codec(codec, x.size), _at(x))
@@ -142,24 +142,24 @@ class Sgd(NamedTuple):
 
 
 def sgd_send(
-  codec: 'BlockCodec', sgd: Sgd, given: Sequence[np.ndarray], data: np.ndarray
+  codec: 'BlockCodec', sgd: Sgd, arrays: Sequence[np.ndarray], data: np.ndarray
 ) -> list[np.ndarray] | None:
   """Encodes what SGD makes of Δ, plus residual, into `data`.
 
   Args:
-    given: Δ, trace, residual and Θ.
+    arrays: Δ, trace, residual and Θ.
 
   Returns:
     The next trace, residual and Θ.
   """
-  library = _of(codec)
-  if library is None or not _vectors(*given) or not _plain(data):
+  library = _library_for(codec)
+  if library is None or not _vectors(*arrays) or not _plain(data):
     return None
-  results = [np.empty_like(x) for x in given[1:]]
-  vectors = _pointers([*given, *results])
+  results = [np.empty_like(x) for x in arrays[1:]]
+  vectors = _pointers([*arrays, *results])
   factors = -sgd.lr, sgd.momentum, sgd.nesterov
   declined = library.diloco_sgd_send(
-    _at(vectors), *factors, *_codec(codec, given[0].size), _at(data)
+    _at(vectors), *factors, *_codec(codec, arrays[0].size), _at(data)
   )
   return None if declined else results
 
@@ -172,7 +172,7 @@ def inspect(
   The values are those that `data` decodes to. None also if
   `weighted_sum_encoded` would decline the codec.
   """
-  library = _of(codec)
+  library = _library_for(codec)
   if library is None or TILE_VALUES % codec.block_size or not _plain(data):
     return None
   sums, room = _sums(n), np.empty(min(n, SUM_VALUES), np.float32)
@@ -196,9 +196,9 @@ def weighted_sum_encoded(
   """
   total = np.empty(shape, np.float32)
   sums = _sums(total.size)
-  given = _pointers(datas), np.array(factors, np.float32)
+  inputs = _pointers(datas), np.array(factors, np.float32)
   load().diloco_weighted_sum_encoded(
-    *map(_at, given),
+    *map(_at, inputs),
     len(datas),
     *_codec(codec, total.size),
     *(_at(total), _at(sums)),
@@ -229,7 +229,7 @@ def _pointers(arrays: Sequence[np.ndarray]) -> np.ndarray:
   return np.array([_at(x) for x in arrays], np.uintp)
 
 
-def _of(codec: 'BlockCodec') -> ctypes.CDLL | None:
+def _library_for(codec: 'BlockCodec') -> ctypes.CDLL | None:
   return load() if codec.bits in _BITS else None
 
 

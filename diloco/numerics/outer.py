@@ -297,10 +297,10 @@ def _sgd_send(
   traces, residual, theta, start = {}, {}, {}, 0
   for piece in pieces:
     name, stop = piece.name, start + codec.nbytes(piece.size)
-    given = delta[name], trace[name], state.residual[name], state.theta[name]
-    if given[0].shape != piece.shape:
+    arrays = delta[name], trace[name], state.residual[name], state.theta[name]
+    if arrays[0].shape != piece.shape:
       return None
-    sent = native.sgd_send(codec, factors, given, data[start:stop])
+    sent = native.sgd_send(codec, factors, arrays, data[start:stop])
     if sent is None:
       return None
     traces[name], residual[name], theta[name] = sent

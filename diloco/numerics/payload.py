@@ -64,12 +64,12 @@ def inspect(
   """Does what `decode` does, but what can be merged as it is stays encoded."""
   arrays = {}
   for piece, part in _parts(data, pieces, codec):
-    found = None
+    values = None
     if isinstance(codec, BlockCodec):
-      found = codec.inspect(part, piece.shape)
-    if found is None:
-      found = codec.decode(part, piece.size).reshape(piece.shape)
-    arrays[piece.name] = found
+      values = codec.inspect(part, piece.shape)
+    if values is None:
+      values = codec.decode(part, piece.size).reshape(piece.shape)
+    arrays[piece.name] = values
   return arrays
 
 

@@ -20,20 +20,21 @@ class ShardAssignment:
   Attributes:
     layout: the run's layout.
     shards: S.
-    of: the shard that owns each fragment.
+    shard_of: the shard that owns each fragment.
   """
 
   layout: Layout
   shards: int
-  of: tuple[int, ...]
+  shard_of: tuple[int, ...]
 
   def pieces(self, fragment: int, shard: int) -> Pieces:
     """Returns a shard's pieces of a fragment: all of them, or none."""
-    return self.layout.fragments[fragment] if shard == self.of[fragment] else ()
+    owns = shard == self.shard_of[fragment]
+    return self.layout.fragments[fragment] if owns else ()
 
   def of_shard(self, shard: int) -> tuple[int, ...]:
     """Returns the fragments that the shard owns, ascending."""
-    return tuple(p for p, owner in enumerate(self.of) if owner == shard)
+    return tuple(p for p, owner in enumerate(self.shard_of) if owner == shard)
 
   def parts(self, data: np.ndarray, fragment: int) -> tuple[np.ndarray, ...]:
     """Returns an encoded fragment's bytes by shard; uint8 [0] for the others'.
@@ -41,7 +42,7 @@ class ShardAssignment:
     Args:
       data: uint8, as `payload.encode` wrote the fragment.
     """
-    owner, nothing = self.of[fragment], np.empty(0, np.uint8)
+    owner, nothing = self.shard_of[fragment], np.empty(0, np.uint8)
     return tuple(data if s == owner else nothing for s in range(self.shards))
 
 

@@ -103,10 +103,10 @@ def _draw_line(axes, line: Line) -> None:
 
 
 def _moments(chart: Chart) -> dict[str, list[tuple[float, int]]]:
-  found = collections.defaultdict(list)
+  moments = collections.defaultdict(list)
   for x, group, label in chart.moments:
-    found[label].append((x, group))
-  return found
+    moments[label].append((x, group))
+  return moments
 
 
 def _timeline(timeline: Timeline) -> figure.Figure:
@@ -120,8 +120,8 @@ def _timeline(timeline: Timeline) -> figure.Figure:
     places[span.kind, span.lane].append((span.begin_s, span.end_s))
   labelled = set()
   for kind, meaning in SPAN_MEANINGS.items():
-    for (of, lane), spans in sorted(places.items()):
-      if of == kind:
+    for (owner, lane), spans in sorted(places.items()):
+      if owner == kind:
         axes.broken_barh(
           [(begin_s, end_s - begin_s) for begin_s, end_s in spans],
           (lane - 0.35, 0.6),

@@ -106,9 +106,9 @@ def render(report: ReportPage, every_s: float | None = None) -> str:
 
 def _variables(shade) -> str:
   """Returns the colours of lines and spans as CSS variables."""
-  found = {f'--c{i}': colour for i, colour in enumerate(COLOURS)}
-  found |= {f'--{kind}': colour for kind, colour in SPAN_COLOURS.items()}
-  return ' '.join(f'{name}: {shade(each)};' for name, each in found.items())
+  variables = {f'--c{i}': colour for i, colour in enumerate(COLOURS)}
+  variables |= {f'--{kind}': colour for kind, colour in SPAN_COLOURS.items()}
+  return ' '.join(f'{name}: {shade(each)};' for name, each in variables.items())
 
 
 def _lighter(colour: str, share: float = 0.35) -> str:

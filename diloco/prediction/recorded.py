@@ -178,8 +178,8 @@ def measure(
   else:
     where = f'{calm_s[1] - calm_s[0]:.1f} s of calm'
   steps = _steps(run, calm_s)
-  for learner, made in zip(run.learners, steps):
-    if not made:
+  for learner, count in zip(run.learners, steps):
+    if not count:
       raise NotPredictable(
         f'learner {learner} made no step after its first: too short a run'
       )
@@ -215,13 +215,13 @@ def _steps(run: RecordedRun, calm_s: tuple[float, float]) -> list[list]:
 
   A learner that has none then gives an empty list.
   """
-  found: list[list] = [[] for _ in run.learners]
+  steps: list[list] = [[] for _ in run.learners]
   for step in run.steps:
     if step.end_s < calm_s[1]:
-      found[step.learner].append(step)
+      steps[step.learner].append(step)
   return [
     [step for step in each[FIRST_STEPS:] if step.end_s >= calm_s[0]]
-    for each in found
+    for each in steps
   ]
 
 

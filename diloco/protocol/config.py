@@ -18,15 +18,29 @@ class Blending(Value):
   `numerics.blend` computes the blend itself.
   """
 
-  mixes: bool = False  # It leaves a share of θ, the key's α, next to Θ_p.
-  carries: bool = False  # Progress made since the merged copy stays in θ.
+  interpolates: bool = False  # It leaves a share α of θ next to Θ_p.
+  rebases: bool = False  # Progress made since the merged copy stays in θ.
 
 
 BLENDS = {
-  'overwrite': Blending(),
-  'mix': Blending(mixes=True),
-  'carry': Blending(carries=True),
+  'replace': Blending(),
+  'interpolate': Blending(interpolates=True),
+  'rebase': Blending(rebases=True),
 }
+# What 0.1.0 called them: its recorded runs and checkpoints are read on.
+OLD_BLENDS = {'overwrite': 'replace', 'mix': 'interpolate', 'carry': 'rebase'}
+BLEND = 'protocol.blend'
+
+
+def with_current_blend(recorded: Mapping, key: str = 'blend') -> dict:
+  """Returns what a run recorded with the name that its blend has now.
+
+  Args:
+    key: of the blend; BLEND in fingerprints, where its value is JSON.
+  """
+  quoted = {f'"{old}"': f'"{now}"' for old, now in OLD_BLENDS.items()}
+  now = {**OLD_BLENDS, **quoted}.get(str(recorded.get(key)))
+  return {**recorded, key: now} if now else dict(recorded)
 
 
 class ProtocolConfig(Value):
@@ -51,8 +65,8 @@ class ProtocolConfig(Value):
   weighting: str = 'tokens'  # Of what is merged; a key of WEIGHTS.
   patience: float = 1.0  # Stretches all time-outs; they are measured.
   total_steps: int = 500  # The run ends at this global step.
-  blend: str = 'carry'  # How a learner takes an update in: a key of BLENDS.
-  blend_alpha: float = 0.0  # α of 'mix': the weight of what is overwritten.
+  blend: str = 'rebase'  # How a learner takes an update in: a key of BLENDS.
+  blend_alpha: float = 0.0  # α of 'interpolate': the weight of θ.
 
   def __post_init__(self):
     if broken := '; '.join(self._broken_rules()):
@@ -119,7 +133,8 @@ class ProtocolConfig(Value):
       _one_of('blend', self.blend, BLENDS),
       (
         'blend_alpha',
-        not self.blend_alpha or BLENDS.get(self.blend, Blending(True)).mixes,
+        not self.blend_alpha
+        or BLENDS.get(self.blend, Blending(interpolates=True)).interpolates,
         f'0, blend={self.blend!r} takes none',
       ),
       ('blend_alpha', 0 <= self.blend_alpha <= 1, 'in [0, 1]'),

@@ -349,8 +349,8 @@ class Update(FromSyncer):
   def index_of(self, learner: int) -> int | None:
     """Returns a learner's place among the participants; None: it has none."""
     i = bisect.bisect_left(self.participants, learner)
-    found = self.participants[i : i + 1] == (learner,)
-    return i if found else None
+    takes_part = self.participants[i : i + 1] == (learner,)
+    return i if takes_part else None
 
 
 class Skipped(FromSyncer):

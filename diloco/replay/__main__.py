@@ -17,7 +17,7 @@ import jax
 
 from diloco.checkpoint.parameters import read_parameters
 from diloco.config import config_files, flags, run_config
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.run_progress import ProgressLine, counter
 from diloco.metrics.workdir import Workdir
@@ -55,12 +55,12 @@ def replay(workdir: Workdir) -> Replayed:
   run_spec = make_run_spec(config)
   run_config.check_devices(config, jax.local_device_count())
   _say_what_is_unlike(tapes, plan, config)
-  backend = ReplayBackend(run_spec, Device(run_spec))
+  backend = ReplayBackend(run_spec, LearnerPrograms(run_spec))
   with ProgressLine() as line:
     line.say('the first steps are made')
-    said = counter(line.say, 'inner steps')
+    tell = counter(line.say, 'inner steps')
     return Replay(
-      run_spec, plan, backend, lambda rounds, steps: said(steps, plan.steps)
+      run_spec, plan, backend, lambda rounds, steps: tell(steps, plan.steps)
     ).run()
 
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diloco.learner.device import Device
 from diloco.learner.local_delta import LocalDelta
+from diloco.learner.programs import LearnerPrograms
 from diloco.numerics import payload
 from diloco.numerics.outer import FragmentState
 from diloco.protocol.incarnation import process_of
@@ -60,7 +60,7 @@ class Script:
   @property
   def steps(self) -> int:
     """The number of inner steps."""
-    return self.lines[-1].said.step - self.begin.step
+    return self.lines[-1].event.step - self.begin.step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +96,10 @@ def make_plan(tapes: EventLogs) -> ReplayPlan:
   Raises:
     NotReplayable: a snapshot, a process or its `Begin` is missing.
   """
-  if not any(isinstance(x.said, event_log.Started) for x in tapes.syncer[:1]):
+  if not any(isinstance(x.event, event_log.Started) for x in tapes.syncer[:1]):
     raise NotReplayable(f'{tapes.workdir.tape}: does not begin with Started')
   behind = [
-    line for line in tapes.syncer if getattr(line.said, 'kind', None) == BEHIND
+    line for line in tapes.syncer if getattr(line.event, 'kind', None) == BEHIND
   ]
   if behind:
     raise NotReplayable(
@@ -108,10 +108,10 @@ def make_plan(tapes: EventLogs) -> ReplayPlan:
     )
   lengths = sorted(
     {
-      line.said.total_steps
+      line.event.total_steps
       for line in tapes.syncer
       # Older event logs don't say.
-      if isinstance(line.said, event_log.Started) and line.said.total_steps
+      if isinstance(line.event, event_log.Started) and line.event.total_steps
     }
   )
   if len(lengths) > 1:
@@ -122,7 +122,7 @@ def make_plan(tapes: EventLogs) -> ReplayPlan:
   processes = _Processes(tapes)
   merges = {
     line.number: tuple(
-      processes.snapshot(line, share) for share in line.said.shares
+      processes.snapshot(line, share) for share in line.event.shares
     )
     for line in _merges_that_count(tapes.syncer)
   }
@@ -144,28 +144,28 @@ def _merges_that_count(lines: tuple[LoggedEvent, ...]) -> list[LoggedEvent]:
   closed without a line that says so; then the next process's start does.
   """
   pending: dict[int, LoggedEvent] = {}  # By fragment.
-  found = []
+  merges = []
   for line in lines:
-    said = line.said
-    match said:
+    event = line.event
+    match event:
       case syncer_events.Merge():
-        pending[said.fragment] = line
+        pending[event.fragment] = line
       case event_log.Publish():
-        merge = pending.pop(said.fragment, None)
-        if merge is None or merge.said.version != said.version:
+        merge = pending.pop(event.fragment, None)
+        if merge is None or merge.event.version != event.version:
           raise NotReplayable(
-            f"line {line.number} of the syncer's tape: round {said.round} "
+            f"line {line.number} of the syncer's tape: round {event.round} "
             'closed, and no line before it says what it merged'
           )
-        found.append(merge)
+        merges.append(merge)
       case event_log.Started():
-        found += [
+        merges += [
           merge
           for p, merge in pending.items()
-          if said.versions[p] == merge.said.version
+          if event.versions[p] == merge.event.version
         ]
         pending.clear()
-  return sorted(found, key=lambda line: line.number)
+  return sorted(merges, key=lambda line: line.number)
 
 
 class _Processes:
@@ -180,10 +180,10 @@ class _Processes:
       for line in lines:
         self._add(learner, line)
     self._begins = {
-      process: line.said
+      process: line.event
       for process, lines in self._lines.items()
       for line in lines
-      if isinstance(line.said, event_log.BeginLogged)
+      if isinstance(line.event, event_log.BeginLogged)
     }
     sources = {  # By process that took over another's state.
       process: begin.source
@@ -197,20 +197,20 @@ class _Processes:
       for process, source in sources.items()
     }
     self._snapshots = {
-      _name(process, line.said): i
+      _name(process, line.event): i
       for process, lines in self._lines.items()
       for i, line in enumerate(lines)
-      if isinstance(line.said, event_log.SnapshotLogged)
+      if isinstance(line.event, event_log.SnapshotLogged)
     }
 
   def snapshot(self, merge: LoggedEvent, share: syncer_events.Share):
     """Returns the process and the line index of a share's snapshot."""
     process = share.learner, process_of(share.incarnation)
-    fragment = merge.said.fragment
+    fragment = merge.event.fragment
     name = (*process, share.step, fragment, share.base_version)
     if name not in self._snapshots:
       raise NotReplayable(
-        f'round {merge.said.round} merged learner {share.learner}, process '
+        f'round {merge.event.round} merged learner {share.learner}, process '
         f'{process[1]}, its step {share.step}, fragment {fragment} against '
         f'version {share.base_version}: '
         f'{self._tapes.workdir.learner_tape(share.learner)} has no such '
@@ -219,9 +219,7 @@ class _Processes:
     return process, self._snapshots[name]
 
   def scripts(self, merges) -> dict[Process, Script]:
-    """Returns the scripts of all processes that the merges need,
-    transitively.
-    """
+    """Returns the scripts of all processes that the merges depend on."""
     offered = collections.defaultdict(set)
     for process, index in (x for shares in merges.values() for x in shares):
       offered[process].add(index)
@@ -252,11 +250,11 @@ class _Processes:
     }
 
   def _add(self, learner: int, line: LoggedEvent):
-    lines = self._lines[learner, line.said.process]
-    if lines and line.said.step < lines[-1].said.step:
+    lines = self._lines[learner, line.event.process]
+    if lines and line.event.step < lines[-1].event.step:
       raise NotReplayable(
         f'{self._tapes.workdir.learner_tape(learner)}:{line.number}: step '
-        f'{line.said.step} after step {lines[-1].said.step}'
+        f'{line.event.step} after step {lines[-1].event.step}'
       )
     lines.append(line)
 
@@ -276,7 +274,7 @@ class _Processes:
     if self._find_save(process, source) is not None:
       return
     lines = self._lines[donor]
-    end = sum(line.said.step <= source.step for line in lines)
+    end = sum(line.event.step <= source.step for line in lines)
     save = event_log.SaveLogged(source.process, source.step)
     lines.insert(
       end, LoggedEvent(lines[end - 1].number, lines[end - 1].time_s, save)
@@ -290,10 +288,10 @@ class _Processes:
     """
     donor = _donor(process, source)
     save = event_log.SaveLogged(source.process, source.step)
-    found = [i for i, x in enumerate(self._lines[donor]) if x.said == save]
+    indices = [i for i, x in enumerate(self._lines[donor]) if x.event == save]
     # At τ = 0 fragments may be applied between a donation and a checkpoint of
     # one boundary: the checkpoint is the later one.
-    return (donor, found[-1]) if found else None
+    return (donor, indices[-1]) if indices else None
 
   def _path(self, process: Process):
     return self._tapes.workdir.learner_tape(process[0])
@@ -304,37 +302,37 @@ def _donor(process: Process, source: event_log.Source) -> Process:
   return learner, source.process
 
 
-def _name(process: Process, said: event_log.SnapshotLogged):
+def _name(process: Process, snapshot: event_log.SnapshotLogged):
   """Returns the key that determines a snapshot's bytes.
 
   Its round is not part of it: the snapshot may be merged in a later one. Two
   with the same key have the same bytes, since taking in a fragment changes its
   base.
   """
-  return (*process, said.step, said.fragment, said.base_version)
+  return (*process, snapshot.step, snapshot.fragment, snapshot.base_version)
 
 
 def _applied(scripts: Mapping[Process, Script]) -> collections.Counter[Bytes]:
-  found = collections.Counter()
+  uses = collections.Counter()
   for script in scripts.values():
     source = script.begin.source
     if source.kind == 'peer':
-      found.update(enumerate(source.crcs))
-    found.update(
-      (line.said.fragment, line.said.crc)
+      uses.update(enumerate(source.crcs))
+    uses.update(
+      (line.event.fragment, line.event.crc)
       for line in script.lines
-      if isinstance(line.said, event_log.ApplyLogged)
+      if isinstance(line.event, event_log.ApplyLogged)
     )
-  return found
+  return uses
 
 
 def _resumed(lines: tuple[LoggedEvent, ...]) -> frozenset[Named]:
-  found = set()
+  states = set()
   for line in lines:
-    if isinstance(line.said, event_log.Started):
-      found.update(states_of(line.said.versions, line.said.crcs))
-      found.update(states_of(line.said.outer_versions, line.said.outer_crcs))
-  return frozenset(found)
+    if isinstance(line.event, event_log.Started):
+      states.update(states_of(line.event.versions, line.event.crcs))
+      states.update(states_of(line.event.outer_versions, line.event.outer_crcs))
+  return frozenset(states)
 
 
 def states_of(versions, crcs) -> list[Named]:
@@ -348,9 +346,9 @@ def states_of(versions, crcs) -> list[Named]:
 class ReplayBackend:
   """Creates learners' states, and acts as the syncer, on one device."""
 
-  def __init__(self, run_spec: RunSpec, device: Device):
+  def __init__(self, run_spec: RunSpec, programs: LearnerPrograms):
     self._run_spec = run_spec
-    self._device = device
+    self._programs = programs
     # The syncer is a process without other devices.
     self._cpu = jax.local_devices(backend='cpu')[0]
     with jax.default_device(self._cpu):
@@ -360,7 +358,7 @@ class ReplayBackend:
     """Returns the state of a process that started from the configuration
     alone.
     """
-    params, inner = self._device.init(self._run_spec.initial_parameters())
+    params, inner = self._programs.init(self._run_spec.initial_parameters())
     bases = dict(enumerate(self._run_spec.initial_fragments()))
     return self._state(learner, params, inner, bases)
 
@@ -374,8 +372,8 @@ class ReplayBackend:
     # All of θ consists of fragments: its earlier values do not matter.
     params = donor.params
     for p, theta in enumerate(thetas):
-      placed = self._device.put_fragment(p, theta)
-      params = self._device.overwrite(p, params, placed)
+      placed = self._programs.put_fragment(p, theta)
+      params = self._programs.replace(p, params, placed)
     return self._state(learner, params, donor.inner, dict(enumerate(thetas)))
 
   def outer_step(
@@ -393,9 +391,9 @@ class ReplayBackend:
 
   def _state(self, learner: int, params, inner, bases) -> 'ReplayState':
     blend = self._run_spec.config.protocol.blend
-    own = LocalDelta(self._device, blend, bases, params)
+    own = LocalDelta(self._programs, blend, bases, params)
     return ReplayState(
-      self._run_spec, self._device, learner, params, inner, own
+      self._run_spec, self._programs, learner, params, inner, own
     )
 
 
@@ -404,7 +402,7 @@ class ReplayState:
   """The state of a learner's process."""
 
   run_spec: RunSpec
-  device: Device
+  programs: LearnerPrograms
   learner: int
   params: dict[str, jax.Array]  # Path -> parameter.
   inner: object  # State of the inner optimizer.
@@ -427,25 +425,25 @@ class ReplayState:
 
   def step(self, position: int, progress: int):
     """Makes one inner step on the batch at `position`."""
-    batch = self.device.put_batch(self._dataset[position])
+    batch = self.programs.put_batch(self._dataset[position])
     lr = self._schedule(progress)
-    self.params, self.inner, _ = self.device.step(
+    self.params, self.inner, _ = self.programs.step(
       self.params, self.inner, batch, lr, (self.learner, position)
     )
 
-  def offer(self, said: event_log.SnapshotLogged) -> np.ndarray:
+  def offer(self, snapshot: event_log.SnapshotLogged) -> np.ndarray:
     """Returns the bytes of θ_p at this boundary, against its base."""
-    p, own = said.fragment, self.own
+    p, own = snapshot.fragment, self.own
     # Only merged snapshots are made, so all are needed.
-    copy = own.snapshot(p, self.params, said.handle, own.handles(p))
+    copy = own.snapshot(p, self.params, snapshot.handle, own.handles(p))
     pieces, up = self.run_spec.layout.fragments[p], self.run_spec.up
     return payload_parts.encode(own.reference(p), copy, pieces, up)
 
-  def apply(self, said: event_log.ApplyLogged, theta: Arrays, training: bool):
+  def apply(self, event: event_log.ApplyLogged, theta: Arrays, training: bool):
     """Takes Θ_p into θ_p."""
-    p = said.fragment
-    placed = self.device.put_fragment(p, theta)
-    effect = learner_events.Apply(p, said.version, said.carry, said.handle)
+    p = event.fragment
+    placed = self.programs.put_fragment(p, theta)
+    effect = learner_events.Apply(p, event.version, event.carry, event.handle)
     self.params = self.own.take_in(
       p, self.params, theta, placed, effect, training
     )
@@ -502,10 +500,10 @@ class ReplayedLearner:
 
   def _advance(self, index: int):
     while self._done <= index:
-      said = self._script.lines[self._done].said
-      while self._step < said.step:
+      event = self._script.lines[self._done].event
+      while self._step < event.step:
         self._inner_step()
-      self._perform(self._done, said)
+      self._perform(self._done, event)
       self._done += 1
     if self._done == len(self._script.lines):
       self._state = None  # All that is needed of it has been copied.
@@ -521,19 +519,19 @@ class ReplayedLearner:
     self._position += 1
     self._progress += 1
 
-  def _perform(self, index: int, said):
-    match said:
+  def _perform(self, index: int, event):
+    match event:
       case event_log.BeginLogged():
-        self._position = said.position
+        self._position = event.position
         self._training = True
       case event_log.Progress():
-        self._progress = said.progress
+        self._progress = event.progress
       case event_log.SnapshotLogged():
         if index in self._script.offered:
-          self._offers[index] = self._state.offer(said)
+          self._offers[index] = self._state.offer(event)
       case event_log.ApplyLogged():
-        theta = self._theta((said.fragment, said.version, said.crc))
-        self._state.apply(said, theta, self._training)
+        theta = self._theta((event.fragment, event.version, event.crc))
+        self._state.apply(event, theta, self._training)
       case event_log.SaveLogged():
         uses = self._script.saves.get(index, 0)
         if uses:
@@ -541,7 +539,7 @@ class ReplayedLearner:
       case event_log.CeaseLogged() | event_log.LeaveLogged():
         pass
       case _:
-        raise TypeError(f'Not of a learner: {said!r}.')
+        raise TypeError(f'Not of a learner: {event!r}.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -620,13 +618,13 @@ class Replay:
     """
     difference, ended = None, False
     for line in self._plan.syncer:
-      match line.said:
+      match line.event:
         case syncer_events.Merge() if line.number in self._plan.merges:
-          self._merge(line.number, line.said)
+          self._merge(line.number, line.event)
         case event_log.Publish():
-          difference = self._close(line.said.fragment, line.said.crc)
+          difference = self._close(line.event.fragment, line.event.crc)
         case event_log.Started():
-          difference = self._start(line.said)
+          difference = self._start(line.event)
         case syncer_events.End():
           ended = True
       if difference is not None:
@@ -680,8 +678,8 @@ class Replay:
         if (difference := self._close(p, crc)) is not None:
           return difference
       elif version == 0 and (p, 0, crc) not in self._states:
-        found = self._model.crcs()[p]
-        return Difference(0, p, 0, crc, found, ())
+        replayed = self._model.crcs()[p]
+        return Difference(0, p, 0, crc, replayed, ())
     self._pending.clear()
     outer = states_of(started.outer_versions, started.outer_crcs)
     for name, outer_name in zip(

@@ -31,22 +31,22 @@ class TimelineRow:
 
 def timeline_rows(tapes: EventLogs) -> list[TimelineRow]:
   """Returns all rows in the order of their times."""
-  found = [*_of_syncer(tapes), *_of_learners(tapes)]
-  found += _of_launcher(tapes.workdir)
-  found.sort(key=lambda each: each.time_s)  # Stable: a log keeps its order.
-  began_s = found[0].time_s if found else 0.0
-  return [dataclasses.replace(h, time_s=h.time_s - began_s) for h in found]
+  rows = [*_of_syncer(tapes), *_of_learners(tapes)]
+  rows += _of_launcher(tapes.workdir)
+  rows.sort(key=lambda row: row.time_s)  # Stable: a log keeps its order.
+  began_s = rows[0].time_s if rows else 0.0
+  return [dataclasses.replace(row, time_s=row.time_s - began_s) for row in rows]
 
 
 def process_numbers(tapes: EventLogs) -> dict[tuple[int, int], int]:
   """Numbers each learner's processes from 1: (learner, process) -> number."""
   seen = {
-    (line.said.learner, process_of(line.said.incarnation))
+    (line.event.learner, process_of(line.event.incarnation))
     for line in tapes.syncer
-    if isinstance(line.said, syncer_events.AdmitLearner)
+    if isinstance(line.event, syncer_events.AdmitLearner)
   }
   for learner, lines in tapes.learners.items():
-    seen.update((learner, line.said.process) for line in lines)
+    seen.update((learner, line.event.process) for line in lines)
   numbers: dict[tuple[int, int], int] = {}
   for learner, process in sorted(seen):  # A process number is its start time.
     earlier = sum(m == learner for m, _ in numbers)
@@ -59,28 +59,28 @@ def _of_syncer(tapes: EventLogs) -> Iterator[TimelineRow]:
   pending: dict[int, syncer_events.Merge] = {}  # By fragment.
   starts = 0
   for line in tapes.syncer:
-    said = line.said
-    match said:
+    event = line.event
+    match event:
       case syncer_events.Merge():
-        pending[said.fragment] = said
+        pending[event.fragment] = event
       case event_log.Publish():
-        merge = pending.pop(said.fragment, None)
-        yield _round(line, merge or _unexplained(said))
+        merge = pending.pop(event.fragment, None)
+        yield _round(line, merge or _unexplained(event))
       case event_log.Started():
         for merge in pending.values():
-          yield _left_open(line, merge, said)
+          yield _left_open(line, merge, event)
         pending.clear()
         starts += 1
-        yield _started(line, said, starts)
+        yield _started(line, event, starts)
       case syncer_events.AdmitLearner():
-        yield _joined(line, said, numbers)
+        yield _joined(line, event, numbers)
       case syncer_events.LogDecision(kind='joined'):
         pass  # The `Greet` line says more.
       case syncer_events.LogDecision():
-        yield _record(line, said)
+        yield _record(line, event)
       case syncer_events.End():
         words = (
-          f'the run is over at step {said.step}, {said.closed_round} rounds'
+          f'the run is over at step {event.step}, {event.closed_round} rounds'
         )
         yield TimelineRow(line.time_s, 'end', 'syncer', frozenset(), words)
 
@@ -103,14 +103,14 @@ def _share(share: syncer_events.Share, version: int) -> str:
   return f'{share.learner} {share.weight:.0%}{older} {share.age_s:.2f} s'
 
 
-def _unexplained(said: event_log.Publish) -> syncer_events.Merge:
+def _unexplained(event: event_log.Publish) -> syncer_events.Merge:
   """Returns an empty merge for a round without a line on its window."""
   return syncer_events.Merge(
-    said.round,
-    said.fragment,
-    said.version,
-    said.step,
-    said.shares,
+    event.round,
+    event.fragment,
+    event.version,
+    event.step,
+    event.shares,
     0.0,
     0.0,
     'no Merge line',
@@ -133,17 +133,17 @@ def _left_open(
 
 
 def _started(
-  line: LoggedEvent, said: event_log.Started, starts: int
+  line: LoggedEvent, event: event_log.Started, starts: int
 ) -> TimelineRow:
-  kind, words = 'start', f'starts, {len(said.versions)} fragments'
+  kind, words = 'start', f'starts, {len(event.versions)} fragments'
   if starts > 1:
     kind, words = (
       'restart',
-      f'start {starts}, goes on after round {said.closed_round}',
+      f'start {starts}, goes on after round {event.closed_round}',
     )
   behind = [
     p
-    for p, (v, outer) in enumerate(zip(said.versions, said.outer_versions))
+    for p, (v, outer) in enumerate(zip(event.versions, event.outer_versions))
     if v != outer
   ]
   if behind:
@@ -152,46 +152,46 @@ def _started(
 
 
 def _joined(
-  line: LoggedEvent, said: syncer_events.AdmitLearner, numbers
+  line: LoggedEvent, event: syncer_events.AdmitLearner, numbers
 ) -> TimelineRow:
-  process = numbers[said.learner, process_of(said.incarnation)]
-  session = said.incarnation % (1 << SESSION_BITS)
-  words = f'joins: process {process}, session {session}, step {said.step}'
-  if said.position:
-    words += f', its batch {said.position}'
-  return _learners(line, 'joined', said.learner, words)
+  process = numbers[event.learner, process_of(event.incarnation)]
+  session = event.incarnation % (1 << SESSION_BITS)
+  words = f'joins: process {process}, session {session}, step {event.step}'
+  if event.position:
+    words += f', its batch {event.position}'
+  return _learners(line, 'joined', event.learner, words)
 
 
-def _record(line: LoggedEvent, said: syncer_events.LogDecision) -> TimelineRow:
-  if said.learner < 0:
+def _record(line: LoggedEvent, event: syncer_events.LogDecision) -> TimelineRow:
+  if event.learner < 0:
     return TimelineRow(
       line.time_s,
-      said.kind,
+      event.kind,
       'syncer',
       frozenset(),
-      f'{said.kind}: {said.reason}',
+      f'{event.kind}: {event.reason}',
     )
-  kind = said.kind
-  if kind == 'left' and not said.reason.startswith('goodbye'):
+  kind = event.kind
+  if kind == 'left' and not event.reason.startswith('goodbye'):
     kind = 'lost'
-  return _learners(line, kind, said.learner, f'{kind}: {said.reason}')
+  return _learners(line, kind, event.learner, f'{kind}: {event.reason}')
 
 
 def _of_learners(tapes: EventLogs) -> Iterator[TimelineRow]:
   numbers = process_numbers(tapes)
   for learner, lines in tapes.learners.items():
     for line in lines:
-      said = line.said
-      number = numbers[learner, said.process]
-      words = f'process {number}: {_words(said, learner, numbers)}'
-      yield _learners(line, event_log.kind_of(said).lower(), learner, words)
+      event = line.event
+      number = numbers[learner, event.process]
+      words = f'process {number}: {_words(event, learner, numbers)}'
+      yield _learners(line, event_log.kind_of(event).lower(), learner, words)
 
 
-def _words(said, learner: int, numbers) -> str:
-  match said:
+def _words(event, learner: int, numbers) -> str:
+  match event:
     case event_log.BeginLogged():
-      source = said.source
-      words = f'trains from batch {said.position}, state of {source.kind}'
+      source = event.source
+      words = f'trains from batch {event.position}, state of {source.kind}'
       if source.kind != event_log.SEED.kind:
         donor = learner if source.learner is None else source.learner
         number = numbers.get((donor, source.process), '?')
@@ -199,23 +199,23 @@ def _words(said, learner: int, numbers) -> str:
       return words
     case event_log.SnapshotLogged():
       return (
-        f'step {said.step}: offers p{said.fragment} against '
-        f'v{said.base_version}, round {said.round}'
+        f'step {event.step}: offers p{event.fragment} against '
+        f'v{event.base_version}, round {event.round}'
       )
     case event_log.ApplyLogged():
-      carry = ', carries its progress on' if said.carry else ''
+      carry = ', carries its progress on' if event.carry else ''
       return (
-        f'step {said.step}: takes in p{said.fragment} v{said.version}{carry}'
+        f'step {event.step}: takes in p{event.fragment} v{event.version}{carry}'
       )
     case event_log.Progress():
-      return f'step {said.step}: the schedule is at {said.progress}'
+      return f'step {event.step}: the schedule is at {event.progress}'
     case event_log.SaveLogged():
-      return f'step {said.step}: its state is copied'
+      return f'step {event.step}: its state is copied'
     case event_log.CeaseLogged():
-      return f'ceases after step {said.step}'
+      return f'ceases after step {event.step}'
     case event_log.LeaveLogged():
-      return f'leaves after step {said.step}: {said.reason}'
-  raise TypeError(f'Not of a learner: {said!r}.')
+      return f'leaves after step {event.step}: {event.reason}'
+  raise TypeError(f'Not of a learner: {event!r}.')
 
 
 def _learners(
@@ -240,7 +240,7 @@ def _of_launcher(workdir: Workdir) -> Iterator[TimelineRow]:
 
 
 def chosen(
-  found: Sequence[TimelineRow],
+  rows: Sequence[TimelineRow],
   learner: int | None,
   from_s: float,
   to_s: float,
@@ -248,19 +248,19 @@ def chosen(
 ) -> list[TimelineRow]:
   """Returns the rows asked for; details only for one learner, or by kind."""
   return [
-    each
-    for each in found
-    if from_s <= each.time_s <= to_s
-    and (learner is None or learner in each.learners)
-    and (each.kind in kinds if kinds else True)
-    and (each.kind not in DETAILS or learner is not None or bool(kinds))
+    row
+    for row in rows
+    if from_s <= row.time_s <= to_s
+    and (learner is None or learner in row.learners)
+    and (row.kind in kinds if kinds else True)
+    and (row.kind not in DETAILS or learner is not None or bool(kinds))
   ]
 
 
 def text(shown: Sequence[TimelineRow]) -> Iterator[str]:
   """Yields the rows as lines of `COLUMNS`."""
-  for each in shown:
-    left = f'{each.time_s:9.2f}  {each.who:<11}'
-    for line in textwrap.wrap(each.words, COLUMNS - LEFT) or ['']:
+  for row in shown:
+    left = f'{row.time_s:9.2f}  {row.who:<11}'
+    for line in textwrap.wrap(row.words, COLUMNS - LEFT) or ['']:
       yield f'{left}{line}'
       left = ' ' * LEFT

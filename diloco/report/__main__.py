@@ -32,13 +32,13 @@ _OUTDIR = flags.DEFINE_string(
 
 def main(argv) -> int:
   """Writes and shows the report; 78 where a folder is not what it should be."""
-  given = argv[1:]
-  outdir = pathlib.Path(_OUTDIR.value or PARENT / _name(given))
+  runs = argv[1:]
+  outdir = pathlib.Path(_OUTDIR.value or PARENT / _name(runs))
   try:
     with ProgressLine() as line:
       line.say('reads the folders')
-      folders = [*map(pathlib.Path, given)]
-      report = FollowedFolders(folders, _command(given)).page()
+      folders = [*map(pathlib.Path, runs)]
+      report = FollowedFolders(folders, _command(runs)).page()
   except NoReport as error:
     raise ConfigError(str(error).splitlines()) from None
   try:
@@ -52,14 +52,14 @@ def main(argv) -> int:
   return 0
 
 
-def _name(given: list[str]) -> str:
-  first = pathlib.Path(given[0]).resolve().name
-  return f'{first}-and-{len(given) - 1}-more' if len(given) > 1 else first
+def _name(runs: list[str]) -> str:
+  first = pathlib.Path(runs[0]).resolve().name
+  return f'{first}-and-{len(runs) - 1}-more' if len(runs) > 1 else first
 
 
-def _command(given: list[str]) -> str:
+def _command(runs: list[str]) -> str:
   outdir = [f'--outdir={_OUTDIR.value}'] if _OUTDIR.value else []
-  return shlex.join(['diloco', 'report', *given, *outdir])
+  return shlex.join(['diloco', 'report', *runs, *outdir])
 
 
 if __name__ == '__main__':

@@ -46,17 +46,17 @@ def main(argv) -> int:
     records = read_jsonl(path)
     _write(wandb, path.stem, group, config, records)
     print(f'{path.stem}: {len(records)} records')
-  told = status.of_run(workdir)
-  if told is not None:
-    _write(wandb, SYNCER, group, config, [], known_figures(told))
+  run_status = status.of_run(workdir)
+  if run_status is not None:
+    _write(wandb, SYNCER, group, config, [], known_figures(run_status))
     print(f'{SYNCER}: the figures of the run')
   wandb.teardown()  # Waits until its files are whole.
   return 0
 
 
-def known_figures(told: status.RunStatus) -> dict[str, float]:
+def known_figures(run_status: status.RunStatus) -> dict[str, float]:
   """Returns the figures of a run that are known, by their names."""
-  values = figures.values(figures.RUN, told)
+  values = figures.values(figures.RUN, run_status)
   return {name: x for name, x in values.items() if x is not None}
 
 

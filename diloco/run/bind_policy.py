@@ -75,7 +75,7 @@ def open_access(
   return access
 
 
-def group_secret(access: auth.Access, given: str, learner: int) -> bytes:
+def group_secret(access: auth.Access, secret: str, learner: int) -> bytes:
   """Derives the secret by which the hosts of one learner authenticate.
 
   It is derived from what each host was given beforehand, the run's token and
@@ -84,9 +84,9 @@ def group_secret(access: auth.Access, given: str, learner: int) -> bytes:
   derive it.
 
   Args:
-    given: the launcher's secret, new at each start; '': none.
+    secret: the launcher's, new at each start; '': none.
   """
-  known = f'{access.token or ""}\n{given}'
+  known = f'{access.token or ""}\n{secret}'
   text = f'hosts of learner {learner}'
   return hmac.digest(known.encode(), text.encode(), hashlib.sha256)
 

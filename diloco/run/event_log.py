@@ -211,9 +211,9 @@ LEARNER_KINDS = {
 _WORDS = {cls: word for word, cls in (SYNCER_KINDS | LEARNER_KINDS).items()}
 
 
-def kind_of(said) -> str:
+def kind_of(event) -> str:
   """Returns the word for an event on a line of an event log."""
-  return _WORDS.get(type(said), type(said).__name__)
+  return _WORDS.get(type(event), type(event).__name__)
 
 
 # Written and read ------------------------------------------------------------
@@ -225,9 +225,9 @@ class SealedLines:
   def __init__(self, path: pathlib.Path):
     self._lines = jsonl.JsonLines(path)
 
-  def append(self, said):
+  def append(self, event):
     """Appends an instance of one of the classes above."""
-    self.append_line(line_of(said))
+    self.append_line(line_of(event))
 
   def append_line(self, line: dict):
     self._lines.append(files.seal(json.dumps(line).encode()))
@@ -236,9 +236,9 @@ class SealedLines:
     self._lines.close()
 
 
-def line_of(said) -> dict:
+def line_of(event) -> dict:
   """Returns the event log line of an instance of one of the classes above."""
-  return {'time_s': time.time(), 'kind': kind_of(said), **files.plain(said)}
+  return {'time_s': time.time(), 'kind': kind_of(event), **files.plain(event)}
 
 
 def closing_line(effect: syncer_events.Publish, crc: int) -> Publish:
@@ -246,8 +246,8 @@ def closing_line(effect: syncer_events.Publish, crc: int) -> Publish:
   Θ_p.
   """
   # Its fields alone: the instance also caches what was derived from them.
-  said = {x.name: getattr(effect, x.name) for x in dataclasses.fields(effect)}
-  return Publish(**said, crc=crc)
+  fields = {x.name: getattr(effect, x.name) for x in dataclasses.fields(effect)}
+  return Publish(**fields, crc=crc)
 
 
 class SyncerEventLog(SealedLines):
@@ -272,9 +272,7 @@ class SyncerEventLog(SealedLines):
       self.append_line(published)
 
   def newest_first(self) -> Iterator[dict]:
-    """Yields its lines, newest first; unreadable ones are logged and
-    skipped.
-    """
+    """Yields its lines, newest first; logs and skips unreadable ones."""
     return jsonl.from_the_end(self._path)
 
   def write(self, effect: syncer_events.Effect, crcs: Sequence[int]) -> float:
@@ -378,7 +376,7 @@ class LoggedEvent:
 
   number: int  # In its file, from 1.
   time_s: float  # Since the epoch.
-  said: object  # An instance of one of the classes above.
+  event: object  # An instance of one of the classes above.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -451,10 +449,10 @@ def _line(
     )
   try:
     time_s = files.as_type(record.pop('time_s', None), float, 'time_s')
-    said = files.as_type(record, kinds[name], name)
+    event = files.as_type(record, kinds[name], name)
   except ValueError as error:
     raise files.MalformedFile(f'{where}: {error}') from None
-  return LoggedEvent(number, time_s, said)
+  return LoggedEvent(number, time_s, event)
 
 
 def _is_record(name, kinds: Mapping[str, type]) -> bool:

@@ -44,14 +44,14 @@ class Heldout:
   def loss(
     self,
     params: Mapping[str, np.ndarray],
-    each: Callable[[Sequence], Iterable] = iter,
+    walk: Callable[[Sequence], Iterable] = iter,
   ) -> float:
     """Returns the mean loss in nats per token.
 
     Args:
       params: path -> array.
-      each: yields the batches that it is given, such as to say how far it is.
+      walk: yields the batches that it is given, such as to say how far it is.
     """
     placed = {path: jnp.asarray(x) for path, x in params.items()}
-    losses = [float(self._loss(placed, batch)) for batch in each(self._batches)]
+    losses = [float(self._loss(placed, batch)) for batch in walk(self._batches)]
     return float(np.mean(losses))

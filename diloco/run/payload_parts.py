@@ -208,14 +208,14 @@ class SliceMap:
       boxes = self.offered(fragment, host, shard)
       if not boxes:
         continue
-      found = payload_lib.decode(data, boxes, codec)
+      values = payload_lib.decode(data, boxes, codec)
       for box in boxes:
-        arrays[box.piece.name][box.index] = found[box.name]
+        arrays[box.piece.name][box.index] = values[box.name]
     return arrays
 
-  def _boxes(self, of, fragment: int, host: int, shard: int) -> Boxes:
+  def _boxes(self, select, fragment: int, host: int, shard: int) -> Boxes:
     pieces = self._owners.pieces(fragment, shard)
-    return of(self._partition, pieces, host) if self._partition else pieces
+    return select(self._partition, pieces, host) if self._partition else pieces
 
   def _by_part(self, nbytes_of) -> tuple[int, ...]:
     return tuple(
@@ -252,19 +252,19 @@ NOTHING = np.empty(0, np.uint8)
 
 
 def why_unfit(
-  found: messages.Payload, fragment: int, codec: Codec, parts: Sequence[int]
+  payload: messages.Payload, fragment: int, codec: Codec, parts: Sequence[int]
 ) -> str | None:
   """Returns which codec or sizes the payload should have; None if it has them.
 
   Args:
-    found: the payload as the peer announced it.
+    payload: the payload as the peer announced it.
     codec: the codec that must have written it.
     parts: expected bytes of each part; see `SliceMap`.
   """
   nbytes = sum(parts)
   parts = () if len(parts) == 1 else tuple(parts)
-  found_parts = tuple(part.nbytes for part in found.parts)
-  if (found.codec, found.nbytes) == (codec.name, nbytes):
+  found_parts = tuple(part.nbytes for part in payload.parts)
+  if (payload.codec, payload.nbytes) == (codec.name, nbytes):
     if found_parts == parts:
       return None
     return (
@@ -272,8 +272,8 @@ def why_unfit(
       f'{parts}'
     )
   return (
-    f'{found.nbytes} bytes of {found.codec} are announced, fragment {fragment} '
-    f'takes {nbytes} of {codec.name}'
+    f'{payload.nbytes} bytes of {payload.codec} are announced, fragment '
+    f'{fragment} takes {nbytes} of {codec.name}'
   )
 
 
@@ -459,7 +459,7 @@ class Unusable(Exception):
 
 
 def pull_parts(
-  found: messages.Payload,
+  payload: messages.Payload,
   fragment: int,
   shard: int,
   codec: Codec,
@@ -480,15 +480,15 @@ def pull_parts(
     Unusable: they have another codec or size than the fragment needs.
   """
   expected = slice_map.up_bytes(fragment, codec)
-  reason = why_unfit(found, fragment, codec, expected)
+  reason = why_unfit(payload, fragment, codec, expected)
   if reason is not None:
     raise Unusable(reason)
   shards = len(expected) // slice_map.hosts
-  wanted = (only(found, h * shards + shard) for h in range(slice_map.hosts))
+  wanted = (only(payload, h * shards + shard) for h in range(slice_map.hosts))
   # What each host has for this shard: all of it, or nothing.
   parts = [
-    pace.pull(fetcher, each) if each.nbytes else NOTHING
-    for fetcher, each in zip(fetchers, wanted, strict=True)
+    pace.pull(fetcher, part) if part.nbytes else NOTHING
+    for fetcher, part in zip(fetchers, wanted, strict=True)
   ]
   return slice_map.join(parts, fragment, shard, codec, decode)
 
@@ -520,11 +520,11 @@ def checked(v: Inspected) -> tuple[Inspected, float]:
 
 def _largest(x: np.ndarray | EncodedArray) -> float:
   """Returns max |x|, infinite if a value is not finite."""
-  found = (
+  largest = (
     x.largest
     if isinstance(x, EncodedArray)
     else float(
       max(x.max(), -x.min())  # Both are NaN if one value is.
     )
   )
-  return found if math.isfinite(found) else math.inf
+  return largest if math.isfinite(largest) else math.inf

@@ -62,15 +62,15 @@ def own_model(section: ModelConfig, batch: int, seq_len: int):
     sys.path.append(os.getcwd())
   config_files.make_importable()  # As where its file was read.
   try:
-    found = importlib.import_module(module)
+    imported = importlib.import_module(module)
   except ModuleNotFoundError as error:
     raise ValueError(
       f'{where}: {error}; modules are looked for in {os.getcwd()} and where '
       'Python looks'
     ) from None
-  make = getattr(found, name, None)
+  make = getattr(imported, name, None)
   if not callable(make):
-    raise ValueError(f'{where}: {found.__file__} has no function {name}')
+    raise ValueError(f'{where}: {imported.__file__} has no function {name}')
   try:
     model = make(section)
     if not isinstance(model, api.Model):
@@ -172,9 +172,7 @@ class RunSpec:
       return {path: np.asarray(x, np.float32) for path, x in flat.items()}
 
   def initial_fragments(self) -> list[dict[str, np.ndarray]]:
-    """Returns the initial parameters cut into fragments: piece name ->
-    array.
-    """
+    """Returns the initial parameters by fragment: piece name -> array."""
     return self.fragments_of(self.initial_parameters())
 
   def fragments_like(self) -> list[dict[str, jax.ShapeDtypeStruct]]:

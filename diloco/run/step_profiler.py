@@ -30,7 +30,7 @@ class StepProfiler:
     self._own_folder = folder  # Of the newest trace.
     self._at_step = at_step
     self._steps = steps
-    self._made = 0
+    self._dispatched = 0
     self._traced: int | None = None  # Steps in the trace; None: there is none.
     self._asked = False
 
@@ -40,9 +40,9 @@ class StepProfiler:
 
   def before_step(self):
     """Begins or ends a trace; call it before each step is dispatched."""
-    self._made += 1
+    self._dispatched += 1
     if self._traced is None:
-      if self._asked or self._made == self._at_step:
+      if self._asked or self._dispatched == self._at_step:
         self._asked = False
         self._begin()
     else:
@@ -62,7 +62,7 @@ class StepProfiler:
 
   def _begin(self):
     # JAX names it by the second, in which there may be another.
-    self._own_folder = self._folder / f'step-{self._made}'
+    self._own_folder = self._folder / f'step-{self._dispatched}'
     if self._attempt(lambda: jax.profiler.start_trace(self._own_folder)):
       self._traced = 0
 

@@ -38,9 +38,7 @@ class Worker:
     return True
 
   def close(self, timeout_s: float):
-    """Ends the thread after what is queued, or leaves it to the process
-    exit.
-    """
+    """Ends the thread after what is queued, or leaves it to the exit."""
     try:
       self._jobs.put(None, timeout=timeout_s)
     except queue.Full:

@@ -278,9 +278,7 @@ class Cluster:
       self._disconnect(process, 'stream closed')
 
   def stop_syncer(self):
-    """Simulates SIGSTOP of the syncer: it is silent, and its streams stay
-    open.
-    """
+    """Simulates SIGSTOP of the syncer: its streams stay open, and silent."""
     self.syncer.stopped = True
 
   def resume_syncer(self):

@@ -178,8 +178,8 @@ class Invariants:
     expected = self._versions[p] + 1
     hold(publish.version == expected, '1: one more per close', publish)
     self._versions[p] = publish.version
-    told = dict(publish.recipients)
-    hold(told == self._incarnations, 'every session is told', publish)
+    sessions = dict(publish.recipients)
+    hold(sessions == self._incarnations, 'every session is told', publish)
     for share in publish.shares:
       m = share.learner
       self._merged.add((m, p, share.base_version))
@@ -245,10 +245,10 @@ class Invariants:
     clocks = dict(snapshot.clocks)
     if clocks == self._clocks and snapshot.step == self._step:
       return  # Unchanged since it was last checked.
-    said = self._steps_said(event)
+    steps = self._steps_said(event)
     for learner, clock in clocks.items():
       before = self._clocks.get(learner, self._left_clocks.get(learner, 0))
-      most = before + said.get(learner, 0)
+      most = before + steps.get(learner, 0)
       due = self._due_step(event, learner)
       fact = clock <= max(snapshot.step, most, due)
       hold(fact, f'3: the clock of learner {learner}', (before, event, clock))
@@ -257,13 +257,13 @@ class Invariants:
       hold(clock <= bound, f'3: learner {learner} is too far ahead', clock)
     self._check_leap(event, effects, snapshot)
     if snapshot.step > self._step and not self._is_told(event, snapshot):
-      reported = [c + said.get(m, 0) for m, c in self._clocks.items()]
+      reported = [c + steps.get(m, 0) for m, c in self._clocks.items()]
       most = max([*clocks.values(), *reported], default=0)
       hold(snapshot.step <= most, '3: t is ahead of every clock', snapshot)
     self._step = snapshot.step
     for learner in self._clocks.keys() - clocks.keys():
       # Its session may end with its own report: three pulls were late.
-      left = self._clocks[learner] + said.get(learner, 0)
+      left = self._clocks[learner] + steps.get(learner, 0)
       self._left_clocks[learner] = left
     self._clocks = clocks
 

@@ -299,9 +299,7 @@ class Links:
     return self._ways[key]
 
   def _is_near(self, source: int, target: int, fragment: int) -> bool:
-    """Returns True if a learner is in the data centre of the fragment's
-    shard.
-    """
+    """Returns True if learner and fragment's shard share a data centre."""
     many = self._network.datacentres
     learner = target if source == SYNCER else source
     return many > 1 and learner % many == fragment % many

@@ -141,7 +141,7 @@ class ClusterObserver(Observer):
     # Handles of copies made since a fragment was last taken in.
     self._copied: dict[tuple[object, int], set[int]] = {}
     self._held: dict[object, list[int]] = {}  # Versions, by process.
-    self._told: dict[object, int] = {}  # Steps that a process reported.
+    self._reported: dict[object, int] = {}  # Steps that a process reported.
     self._trained_tokens: dict[int, int] = {}  # By id, like the three below.
     self._merged_tokens: dict[int, int] = {}
     self._trained_to: dict[int, int] = {}  # Position in the data.
@@ -317,10 +317,10 @@ class ClusterObserver(Observer):
         self._tell(process, steps)
 
   def _tell(self, process, steps: int):
-    told = self._told.get(process, 0) + steps
-    self._told[process] = told
-    made = process.steps - process.first_step
-    hold(told <= made, '3: more steps told of than made', (process.id, told))
+    total = self._reported.get(process, 0) + steps
+    self._reported[process] = total
+    most = process.steps - process.first_step
+    hold(total <= most, '3: more steps told of than made', (process.id, total))
 
   def _check_host(self, process):
     fragments = process.machine.snapshot().fragments
@@ -337,8 +337,8 @@ class ClusterObserver(Observer):
     """8: what a process holds for others is bounded by M and P."""
     waiting = len(process.machine.snapshot().donations)
     hold(waiting <= 1, '8: donations asked for', (process.id, waiting))
-    given = len(process.donations)
-    hold(given <= 1, '8: donations', (process.id, given))
+    donations = len(process.donations)
+    hold(donations <= 1, '8: donations', (process.id, donations))
     # One more copy of each, in case the syncer has lost it.
     most = (OFFERS_MAX + 1) * self._config.fragments
     offers = len(process.offers)

@@ -190,9 +190,7 @@ def draw(seed: int) -> Scenario:
 
 
 def _draw_late_pulls(seed: int) -> dict[str, float]:
-  """Draws late pulls separately, so that the rest of a scenario is
-  unchanged.
-  """
+  """Draws late pulls separately, which leaves the rest of a scenario alone."""
   rng = random.Random(f'late pulls of {seed}')
   return {
     'late_share': rng.choice((0.0, 0.0, 0.1, 0.3)),

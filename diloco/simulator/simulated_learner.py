@@ -291,8 +291,8 @@ class SimulatedLearner:
     if every is not None and self.steps % every == 0:
       self.save()
     self._encode_next()
-    made = tokens, position, step_s, 0.0, loss
-    self.handle(learner_events.Completed(*made))
+    outcome = tokens, position, step_s, 0.0, loss
+    self.handle(learner_events.Completed(*outcome))
 
   def save(self):
     """Saves its own checkpoint."""

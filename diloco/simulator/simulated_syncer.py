@@ -257,8 +257,8 @@ class SimulatedSyncer:
     if self.stopped:
       self._unread.append(lambda: self.shard_is_back(shard, process, held))
     elif self.alive:
-      found = tuple(self._held(p, *x) for p, x in sorted(held.items()))
-      self.deliver(ShardReturnedFrom(found, shard, process))
+      states = tuple(self._held(p, *x) for p, x in sorted(held.items()))
+      self.deliver(ShardReturnedFrom(states, shard, process))
 
   def _held(self, p: int, version: int, crc: int) -> syncer_events.Held:
     known_version, known_crc = self._known[p]
@@ -466,17 +466,17 @@ class SimulatedSyncer:
       cluster.when_reached(process, callback)
 
     def begin():
-      found = cluster.reaches(*session) and handle in process.offers
-      if found:
+      available = cluster.reaches(*session) and handle in process.offers
+      if available:
         del process.offers[handle]  # An offer can be pulled once.
       cluster.sim.at(
         max(arrival_s, self.now) + late_s,
-        lambda: when_it_runs(lambda: arrive(found)),
+        lambda: when_it_runs(lambda: arrive(available)),
       )
 
-    def arrive(found: bool):
+    def arrive(available: bool):
       if self._ends(key, order):
-        here = found and cluster.reaches(*session) and not cluster.fails()
+        here = available and cluster.reaches(*session) and not cluster.fails()
         self._take(effect, process, key, here)
 
     def time_out():

@@ -49,9 +49,7 @@ class SwarmStage:
     self._cluster = cluster
 
   def repairs(self, fault: Fault) -> bool:
-    """Repairs the target if it is broken; returns True if there is no more to
-    do.
-    """
+    """Repairs the target if it is broken; returns True if all is done."""
     cluster = self._cluster
     match fault.kind, fault.target:
       case 'kill', 'syncer' if not cluster.syncer.alive:
@@ -330,12 +328,12 @@ class Swarm:
     """Runs on until `holds`, the run's end or a bound; returns if it holds."""
     cluster = self.cluster
     until = cluster.sim.now + bound_s
-    while not (found := holds()) and cluster.sim.now < until:
+    while not (reached := holds()) and cluster.sim.now < until:
       if cluster.ended:
         break
       cluster.run(cluster.sim.now + LOOK_S)
       self._start_again()
-    return found
+    return reached
 
   def _check_liveness(self):
     cluster, bound_s = self.cluster, self.scenario.bound_s

@@ -20,7 +20,7 @@ from jax.experimental import topologies
 
 from diloco.config import hardware, run_config
 from diloco.config.hardware import Topology
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.models.flops import StepFlops, step_flops
 from diloco.models.kinds import sizes_of
 from diloco.numerics.mesh_partition import Partition
@@ -32,7 +32,7 @@ from diloco.sizing.planner import MFU
 
 FIRST = 0  # What devices hold alike, the first host sends for all.
 OUT_OF_MEMORY = 'RESOURCE_EXHAUSTED'
-EXCHANGING = ('snapshot', 'blend', 'overwrite')  # Names of programs.
+EXCHANGING = ('snapshot', 'blend', 'replace')  # Names of programs.
 WIDTH = 80  # Columns of the text.
 # libtpu asks the machine's metadata server where it runs, and writes logs,
 # unless told; what it compiles for is said by name. It opens no chip here, so
@@ -71,7 +71,7 @@ class Described:
   is_target: bool  # True if that is the slice's own compiler.
 
 
-def described(of: Topology, compiler: str = '') -> Described:
+def described(topology: Topology, compiler: str = '') -> Described:
   """The chips of a slice; to be called before jax has opened a device.
 
   Args:
@@ -86,21 +86,21 @@ def described(of: Topology, compiler: str = '') -> Described:
   why = 'as was asked'
   if compiler != CPU:
     try:
-      return _by_libtpu(of)
+      return _by_libtpu(topology)
     except NoCompiler as error:
       if compiler == TPU:
         raise
       why = str(error)
-  jax.config.update('jax_num_cpu_devices', of.chips)
+  jax.config.update('jax_num_cpu_devices', topology.chips)
   return Described(
     tuple(jax.devices()),
-    f"the CPU's compiler, for {of.chips} forced devices ({why}); arrays and "
-    "shards are those of the chips, temporaries and XLA's counts are not",
+    f"the CPU's compiler, for {topology.chips} forced devices ({why}); arrays "
+    "and shards are those of the chips, temporaries and XLA's counts are not",
     is_target=False,
   )
 
 
-def _by_libtpu(of: Topology) -> Described:
+def _by_libtpu(topology: Topology) -> Described:
   try:
     version = importlib.metadata.version('libtpu')
   except importlib.metadata.PackageNotFoundError:
@@ -110,17 +110,16 @@ def _by_libtpu(of: Topology) -> Described:
   for name, value in LIBTPU.items():
     os.environ.setdefault(name, value)
   bounds = {}
-  if of.hosts == 1:
-    sizes = [int(size) for size in of.shape.split('x')]
+  if topology.hosts == 1:
+    sizes = [int(size) for size in topology.shape.split('x')]
     bounds = {'chips_per_host_bounds': (*sizes, 1)[:3]}
   try:
-    found = topologies.get_topology_desc(
-      platform=TPU, topology_name=f'{of.chip.name}:{of.shape}', **bounds
-    )
+    name = f'{topology.chip.name}:{topology.shape}'
+    slice_ = topologies.get_topology_desc(name, TPU, **bounds)
   except (RuntimeError, ValueError) as error:
     raise NoCompiler(f'libtpu {version}: {error}') from error
   return Described(
-    tuple(found.devices),
+    tuple(slice_.devices),
     f"libtpu {version}, the chips' own compiler",
     is_target=True,
   )
@@ -129,30 +128,30 @@ def _by_libtpu(of: Topology) -> Described:
 # The memory of a chip, and the share of a host.
 
 
-def chip_memory(device: Device, ahead: int) -> tuple[Memory, ...]:
+def chip_memory(programs: LearnerPrograms, ahead: int) -> tuple[Memory, ...]:
   """Returns the memory of a chip of a learner whose programs are compiled.
 
   That is of a step with the exchange in progress, without a donation.
 
   Args:
-    device: for chips, or for their description.
+    programs: for chips, or for their description.
     ahead: rounds that may be in flight.
   """
-  step = device.programs['step'].memory_analysis()
-  parameters = shard_bytes(device.params_like)
-  inner_state = shard_bytes(device.state_like)
+  step = programs.compiled['step'].memory_analysis()
+  parameters = shard_bytes(programs.params_like)
+  inner_state = shard_bytes(programs.state_like)
   batch = max(0, step.argument_size_in_bytes - parameters - inner_state)
   # Donated buffers are returned in place; anything else is new.
   fresh = step.output_size_in_bytes - step.alias_size_in_bytes
-  exchange = exchange_memory(device.programs, ahead)
-  found = {
+  exchange = exchange_memory(programs.compiled, ahead)
+  parts = {
     'parameters, f32': parameters,
     'inner state': inner_state,
     'batch, and code of the step': batch + step.generated_code_size_in_bytes,
     'gradients, activations: XLA temporaries': (
       step.temp_size_in_bytes + fresh
     ),
-    # On their way to the host or, with the blend 'carry', until their update
+    # On their way to the host or, with the blend 'rebase', until their update
     # has come.
     f'snapshots, {rounds(ahead)} in flight': exchange['snapshots'],
     # They wait for their boundary, at most as many.
@@ -160,7 +159,7 @@ def chip_memory(device: Device, ahead: int) -> tuple[Memory, ...]:
     # Of the largest snapshot or blend.
     'a blend, while it runs': exchange['exchange_temporaries'],
   }
-  return tuple(Memory(what, '', nbytes) for what, nbytes in found.items())
+  return tuple(Memory(what, '', nbytes) for what, nbytes in parts.items())
 
 
 def exchange_memory(
@@ -263,7 +262,7 @@ class Estimate:
   """The resources that a learner needs."""
 
   config: run_config.RunConfig  # The run's configuration.
-  of: Topology  # The slice that it is compiled for.
+  topology: Topology  # The slice that it is compiled for.
   compiler: str  # Name of the compiler, in words.
   parameters: int  # Number of the model's parameters.
   chip_memory: tuple[Memory, ...]  # Of one chip.
@@ -279,7 +278,7 @@ class Estimate:
 
   @property
   def fits(self) -> bool:
-    return self.chip_bytes <= self.of.chip.hbm_bytes
+    return self.chip_bytes <= self.topology.chip.hbm_bytes
 
 
 def of_config(
@@ -297,72 +296,72 @@ def of_config(
     NoCompiler: the requested compiler is not available here.
     DoesNotFit: the learner does not fit on a chip.
   """
-  of, mesh, flops = hardware.topology(topology), config.mesh, None
+  slice_, mesh, flops = hardware.topology(topology), config.mesh, None
   run_spec = make_run_spec(config, reads_text=False)
   sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
-  hardware.check_fits(of, mesh.devices, sizes)
-  found = described(of, compiler)
+  hardware.check_fits(slice_, mesh.devices, sizes)
+  target = described(slice_, compiler)
   try:
-    device = Device(run_spec, found.devices)
+    programs = LearnerPrograms(run_spec, target.devices)
   except jax.errors.JaxRuntimeError as error:
     if OUT_OF_MEMORY not in str(error):
       raise
     raise DoesNotFit(str(error).partition('\n')[0]) from error
-  partition = device.partition
-  if not found.is_target:  # Forced devices are all of one process.
-    hosts = tuple(i // of.chips_per_host for i in range(of.chips))
+  partition = programs.partition
+  if not target.is_target:  # Forced devices are all of one process.
+    hosts = tuple(i // slice_.chips_per_host for i in range(slice_.chips))
     partition = dataclasses.replace(partition, hosts=hosts)
   if model := sizes_of(config.model):
     flops = step_flops(model, config.data.batch, config.data.seq_len)
   return Estimate(
     config=config,
-    of=of,
-    compiler=found.compiler,
+    topology=slice_,
+    compiler=target.compiler,
     parameters=run_spec.parameters,
-    chip_memory=chip_memory(device, config.protocol.inflight_max),
-    share=host_share(run_spec, partition, device.state_like),
+    chip_memory=chip_memory(programs, config.protocol.inflight_max),
+    share=host_share(run_spec, partition, programs.state_like),
     syncer=memory.of_layout(config, run_spec.layout),
     flops=flops,
-    xla_flops=device.programs['step'].cost_analysis().get('flops', 0.0),
+    xla_flops=programs.compiled['step'].cost_analysis().get('flops', 0.0),
   )
 
 
 # The same as text.
 
 
-def lines(found: Estimate) -> Iterator[str]:
+def lines(needs: Estimate) -> Iterator[str]:
   """All that is to be said, in lines of 80 columns."""
-  model, data, mesh = found.config.model, found.config.data, found.config.mesh
+  model, data, mesh = needs.config.model, needs.config.data, needs.config.mesh
   yield (
-    f'{found.config.name}: {count(found.parameters)} parameters, '
+    f'{needs.config.name}: {count(needs.parameters)} parameters, '
     f'{model.kind}, {model.dtype}, remat {model.remat}'
   )
-  parts = found.config.inner.accumulate
+  parts = needs.config.inner.accumulate
   yield (
     f'a step of {data.batch} · {data.seq_len} tokens in {parts} '
     f'part{"s" if parts > 1 else ""}; mesh fsdp {mesh.fsdp} · expert '
     f'{mesh.expert} · tensor {mesh.tensor}'
   )
-  of = found.of
+  topology = needs.topology
   yield (
-    f'for {of.name}: {of.chips} chips of {of.chip.name} ({of.shape}), '
-    f'{of.chips_per_host} a host'
+    f'for {topology.name}: {topology.chips} chips of {topology.chip.name} '
+    f'({topology.shape}), {topology.chips_per_host} a host'
   )
-  yield from _wrapped(f'by {found.compiler}')
+  yield from _wrapped(f'by {needs.compiler}')
   yield ''
-  yield from _chip(found)
+  yield from _chip(needs)
   yield ''
-  yield from _hosts(found)
+  yield from _hosts(needs)
   yield ''
-  yield from _arithmetic(found)
+  yield from _arithmetic(needs)
 
 
-def _chip(found: Estimate) -> Iterator[str]:
-  held, all_ = found.chip_memory, found.chip_bytes
+def _chip(needs: Estimate) -> Iterator[str]:
+  held, all_ = needs.chip_memory, needs.chip_bytes
   yield 'memory of a chip'
   yield from memory.lines((*held, Memory('all', '', all_)))
-  chip = found.of.chip
-  fits = 'it fits' if found.fits else 'IT DOES NOT FIT'
+  chip = needs.topology.chip
+  fits = 'it fits' if needs.fits else 'IT DOES NOT FIT'
   yield (
     f'  {fits}: {100 * all_ / chip.hbm_bytes:.0f} % of the '
     f'{in_bytes(chip.hbm_bytes)} of a {chip.name}'
@@ -376,8 +375,8 @@ def _chip(found: Estimate) -> Iterator[str]:
   )
 
 
-def _hosts(found: Estimate) -> Iterator[str]:
-  share, protocol = found.share, found.config.protocol
+def _hosts(needs: Estimate) -> Iterator[str]:
+  share, protocol = needs.share, needs.config.protocol
   yield (
     f'a host of a learner, of {share.hosts}: N = {count(share.values)}, F = '
     f'{count(share.fragment_values)}, S = {in_bytes(share.state_bytes)}, '
@@ -398,12 +397,12 @@ def _hosts(found: Estimate) -> Iterator[str]:
     f'{in_bytes(share.hosts * share.up_bytes)} and '
     f'{in_bytes(share.hosts * share.down_bytes)}'
   )
-  yield f'the syncer, M = {protocol.learners}, N = {count(found.parameters)}'
-  yield from memory.machine_lines(found.syncer)
+  yield f'the syncer, M = {protocol.learners}, N = {count(needs.parameters)}'
+  yield from memory.machine_lines(needs.syncer)
 
 
-def _arithmetic(found: Estimate) -> Iterator[str]:
-  flops, chips = found.flops, found.config.mesh.devices
+def _arithmetic(needs: Estimate) -> Iterator[str]:
+  flops, chips = needs.flops, needs.config.mesh.devices
   if flops is None:
     yield "FLOPs of a model of one's own are not known by convention"
   else:
@@ -416,12 +415,12 @@ def _arithmetic(found: Estimate) -> Iterator[str]:
       f'{flops.total:.3g}, of a chip {flops.total / chips:.3g}'
     )
   yield (
-    f'                  XLA counts {found.xla_flops:.3g} of a chip: the body '
-    'of a loop once,'
+    f'                  XLA counts {needs.xla_flops:.3g} of a chip: the '
+    'body of a loop once,'
   )
   yield '                  and what remat computes again'
   if flops is not None:
-    chip = found.of.chip
+    chip = needs.topology.chip
     speed = MFU * chips * chip.bf16_flops * flops.tokens / flops.total
     yield from _wrapped(
       f'MFU               model FLOPs (no remat, no optimizer) over '

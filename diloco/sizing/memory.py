@@ -204,7 +204,7 @@ def of_layout(config: RunConfig, layout: Layout) -> SyncerMachine:
   ]
   n, f = max(map(sum, values)), max(map(max, values))
   whole = sum(layout.sizes)
-  found = machine(
+  one = machine(
     n,
     f,
     max(
@@ -217,13 +217,13 @@ def of_layout(config: RunConfig, layout: Layout) -> SyncerMachine:
     config.checkpoint.keep_latest,
     whole if shards > 1 else None,
   )
-  found = dataclasses.replace(found, shards=shards)
+  one = dataclasses.replace(one, shards=shards)
   if not config.run.eval_every_rounds:
-    return found
+    return one
   # Beside the leader: Θ as it was read, and as the model has it.
   reader = Memory('the evaluator', '8N', 2 * F32_BYTES * whole + PROCESS_BYTES)
   return dataclasses.replace(
-    found, cpus=found.cpus + EVALUATOR_CPUS, memory=(*found.memory, reader)
+    one, cpus=one.cpus + EVALUATOR_CPUS, memory=(*one.memory, reader)
   )
 
 
@@ -245,15 +245,15 @@ def of_config(config: RunConfig) -> SyncerMachine | None:
   return of_layout(config, layout)
 
 
-def machine_lines(found: SyncerMachine) -> Iterator[str]:
+def machine_lines(machine: SyncerMachine) -> Iterator[str]:
   """Yields the machine as text of at most 80 columns."""
   whose = 'its machine'
-  if found.shards > 1:
-    whose = f'each of its {found.shards} machines'
-  yield from lines((*found.memory, found.disk))
+  if machine.shards > 1:
+    whose = f'each of its {machine.shards} machines'
+  yield from lines((*machine.memory, machine.disk))
   yield (
-    f'  {whose}: {found.cpus} CPUs, {found.memory_gib} GiB of memory, '
-    f'{found.disk_gib} GiB of disk'
+    f'  {whose}: {machine.cpus} CPUs, {machine.memory_gib} GiB of memory, '
+    f'{machine.disk_gib} GiB of disk'
   )
 
 

@@ -85,7 +85,7 @@ def host_speeds() -> HostSpeeds:
 
 @dataclasses.dataclass(frozen=True)
 class Situation(Section):
-  """The given situation."""
+  """The given setup."""
 
   params: float  # Parameters of the model, N.
   learners: Count  # M.
@@ -121,17 +121,17 @@ def parse_slices(text: str) -> tuple[int, Topology]:
   Raises:
     ConfigError: it is not of that form, or there is no such slice.
   """
-  found = _ON.fullmatch(text)
-  if not found or found[1] == '0':
+  match = _ON.fullmatch(text)
+  if not match or match[1] == '0':
     raise ConfigError(
       [f'--on={text}: must be learners x slice, such as 4xv5e-256']
     )
-  return int(found[1] or 1), hardware.topology(found[2], '--on')
+  return int(match[1] or 1), hardware.topology(match[2], '--on')
 
 
-def step_seconds(of: Topology, params: float, tokens: float) -> float:
+def step_seconds(topology: Topology, params: float, tokens: float) -> float:
   """Returns the time of a step at `MFU`, by 6ND: attention is left out."""
-  peak = of.chips * of.chip.bf16_flops
+  peak = topology.chips * topology.chip.bf16_flops
   return PER_PARAMETER * params * tokens / (MFU * peak)
 
 
@@ -139,7 +139,7 @@ def step_seconds(of: Topology, params: float, tokens: float) -> float:
 class ChipShare:
   """Bytes on each chip of a learner whose arrays are all in even shards."""
 
-  of: Topology
+  topology: Topology
   state: float  # θ and the inner state.
   gradients: float
   exchange: float  # Snapshots of rounds in flight, and what has arrived.
@@ -151,7 +151,7 @@ class ChipShare:
   @property
   def left(self) -> float:
     """Bytes for activations, batch and code; negative if there are none."""
-    return self.of.chip.hbm_bytes - self.total
+    return self.topology.chip.hbm_bytes - self.total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,21 +189,21 @@ class RunPlan:
   """
 
   def __init__(self, situation: Situation):
-    given = self.situation = situation
-    self.value_bytes = bytes_per_value(given.codec)
+    setup = self.situation = situation
+    self.value_bytes = bytes_per_value(setup.codec)
     for every in INTERVALS:  # H = P: the least whose fragments links carry.
-      self.fragment_bytes = given.params / every * self.value_bytes
+      self.fragment_bytes = setup.params / every * self.value_bytes
       self.exchange = self._exchange(every)
       # A learner pulls updates one after another: with two latencies each.
-      self.link_s = self.exchange.down_s + 2 * given.latency_s
-      if self.link_s <= LINK_SHARE_MAX * given.step_s:
+      self.link_s = self.exchange.down_s + 2 * setup.latency_s
+      if self.link_s <= LINK_SHARE_MAX * setup.step_s:
         break
     self.protocol = self._protocol(every)
     exchange, ahead = self.exchange, self.protocol.inflight_max
     self.grace_s = grace_window_s(
-      given.step_s,
-      quorum_s=exchange.encode_s + given.latency_s,
-      sync_s=exchange.total_s - exchange.encode_s - given.latency_s,
+      setup.step_s,
+      quorum_s=exchange.encode_s + setup.latency_s,
+      sync_s=exchange.total_s - exchange.encode_s - setup.latency_s,
       overlap_steps=self.protocol.overlap_steps,
       safety=GRACE_SAFETY,
       cap_steps=GRACE_CAP_STEPS,
@@ -214,29 +214,29 @@ class RunPlan:
       # One thread pulls and takes in.
       'taking in at the learner': exchange.take_in_s + self.link_s,
     }
-    n, f = given.params, given.params / every
+    n, f = setup.params, setup.params / every
     s = (STATE_BYTES - F32_BYTES) * n
     self.learner_memory = memory.of_learner(
-      *(each / given.hosts for each in (n, f, s)), self.value_bytes, ahead
+      *(each / setup.hosts for each in (n, f, s)), self.value_bytes, ahead
     )
-    self.syncer = memory.machine(n, f, self.value_bytes, ahead, given.learners)
+    self.syncer = memory.machine(n, f, self.value_bytes, ahead, setup.learners)
     self.chip = None
-    if given.accelerator:
-      of = hardware.topology(given.accelerator)
+    if setup.accelerator:
+      slice_ = hardware.topology(setup.accelerator)
       shares = STATE_BYTES * n, F32_BYTES * n, 2 * ahead * F32_BYTES * f
-      self.chip = ChipShare(of, *(each / of.chips for each in shares))
+      self.chip = ChipShare(slice_, *(x / slice_.chips for x in shares))
 
   def _exchange(self, fragments: int) -> ExchangeTimes:
-    given = self.situation
-    wire_s = _gbit(self.fragment_bytes) / given.bandwidth_gbps
-    host_s, speeds = given.params / fragments * F32_BYTES / 1e9, host_speeds()
+    setup = self.situation
+    wire_s = _gbit(self.fragment_bytes) / setup.bandwidth_gbps
+    host_s, speeds = setup.params / fragments * F32_BYTES / 1e9, host_speeds()
     return ExchangeTimes(
-      latency_s=LATENCIES * given.latency_s,
-      encode_s=host_s * speeds.encode / given.hosts,
+      latency_s=LATENCIES * setup.latency_s,
+      encode_s=host_s * speeds.encode / setup.hosts,
       up_s=wire_s,
-      merge_s=host_s * speeds.round_of(given.learners),
+      merge_s=host_s * speeds.round_of(setup.learners),
       down_s=wire_s,
-      take_in_s=host_s * speeds.take_in / given.hosts,
+      take_in_s=host_s * speeds.take_in / setup.hosts,
     )
 
   @property
@@ -263,7 +263,7 @@ class RunPlan:
       weighting='tokens',
       patience=1.0,
       total_steps=1,
-      blend='overwrite',
+      blend='replace',
     )
 
   @property
@@ -291,8 +291,8 @@ class RunPlan:
   @property
   def bootstrap_s(self) -> float:
     """How long a learner's state takes over its link."""
-    given = self.situation
-    return _gbit(given.params * STATE_BYTES) / given.bandwidth_gbps
+    setup = self.situation
+    return _gbit(setup.params * STATE_BYTES) / setup.bandwidth_gbps
 
   @property
   def failures_s(self) -> float:
@@ -302,15 +302,15 @@ class RunPlan:
   @property
   def goodput(self) -> dict[str, float]:
     """Goodput of a learner by recovery; empty if no chips were given."""
-    given = self.situation
-    if not given.chips:
+    setup = self.situation
+    if not setup.chips:
       return {}
-    again_s = self.bootstrap_s + systems.RESTART_STEPS * given.step_s
+    again_s = self.bootstrap_s + systems.RESTART_STEPS * setup.step_s
     return {
       name: recovery.goodput(
-        1 / (self.failures_s * given.learners),
-        given.repair_s,
-        given.pause_s,
+        1 / (self.failures_s * setup.learners),
+        setup.repair_s,
+        setup.pause_s,
         again_s,
       )
       for name, recovery in systems.RECOVERIES.items()
@@ -326,7 +326,7 @@ def _gbit(nbytes: float) -> float:
 
 def lines(plan: RunPlan) -> Iterator[str]:
   """All that is to be said, line by line."""
-  yield from _given(plan)
+  yield from _situation(plan)
   yield ''
   for name, text in _rows(plan):
     yield f'{name:13}{text}'.rstrip()
@@ -334,39 +334,40 @@ def lines(plan: RunPlan) -> Iterator[str]:
   yield from _memories(plan)
 
 
-def _given(plan: RunPlan) -> Iterator[str]:
-  given = plan.situation
+def _situation(plan: RunPlan) -> Iterator[str]:
+  setup = plan.situation
   yield (
-    f'{count(given.params)} parameters; {given.learners} learners, the syncer '
-    'elsewhere;'
+    f'{count(setup.params)} parameters; {setup.learners} learners, the '
+    'syncer elsewhere;'
   )
   if plan.chip:
-    of = plan.chip.of
+    slice_ = plan.chip.topology
     yield (
-      f'each learner on {of.name}: {of.chips} chips of {of.chip.name}, '
-      f'{of.hosts} host{"s" if of.hosts > 1 else ""};'
+      f'each learner on {slice_.name}: {slice_.chips} chips of '
+      f'{slice_.chip.name}, '
+      f'{slice_.hosts} host{"s" if slice_.hosts > 1 else ""};'
     )
-  if given.step_tokens:
+  if setup.step_tokens:
     yield (
-      f'T is of {count(given.step_tokens)} tokens at an MFU of '
+      f'T is of {count(setup.step_tokens)} tokens at an MFU of '
       f'{100 * MFU:.0f} %;'
     )
   yield (
-    f'links of {given.bandwidth_gbps:g} Gbit/s each way and '
-    f'{1e3 * given.latency_s:g} ms; T = {given.step_s:.4g} s; '
-    f'{given.codec}: b = {plan.value_bytes:.3f} bytes'
+    f'links of {setup.bandwidth_gbps:g} Gbit/s each way and '
+    f'{1e3 * setup.latency_s:g} ms; T = {setup.step_s:.4g} s; '
+    f'{setup.codec}: b = {plan.value_bytes:.3f} bytes'
   )
 
 
 def _rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
-  given, config, x = plan.situation, plan.protocol, plan.exchange
+  setup, config, x = plan.situation, plan.protocol, plan.exchange
   yield 'suggested', 'because'
   yield (
     f'P = {config.fragments}',
     'P = H: one fragment a step, the lowest peaks, the shortest exchange',
   )
   yield f'H = {config.sync_every_steps}', _why_interval(plan)
-  steps = plan.overlap_s / given.step_s
+  steps = plan.overlap_s / setup.step_s
   reason = f'an exchange takes {steps:.2g} steps if no stage is late; one more'
   if config.overlap_steps <= steps:
     reason = f'the most with this H; an exchange takes {steps:.2g} steps'
@@ -384,7 +385,7 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
   yield '', ''
   if plan.chip:
     yield from zip(('a chip', ''), _chip_lines(plan.chip))
-  rate, busy = plan.link_share * given.bandwidth_gbps, _percent(plan.link_share)
+  rate, busy = plan.link_share * setup.bandwidth_gbps, _percent(plan.link_share)
   size = in_bytes(plan.fragment_bytes)
   yield (
     'each step',
@@ -392,8 +393,8 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
   )
   yield (
     '',
-    f'the syncer {given.learners} times {rate:.3g} = '
-    f'{given.learners * rate:.3g} Gbit/s each way',
+    f'the syncer {setup.learners} times {rate:.3g} = '
+    f'{setup.learners * rate:.3g} Gbit/s each way',
   )
   if math.isfinite(plan.gbps_needed):
     yield (
@@ -403,8 +404,8 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     )
   yield (
     'an exchange',
-    f'{_time(x.total_s)} = {x.total_s / given.step_s:.3g} steps: {LATENCIES} '
-    f'latencies {_time(x.latency_s)}, encode {_time(x.encode_s)},',
+    f'{_time(x.total_s)} = {x.total_s / setup.step_s:.3g} steps: '
+    f'{LATENCIES} latencies {_time(x.latency_s)}, encode {_time(x.encode_s)},',
   )
   yield (
     '',
@@ -425,22 +426,22 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     return
   yield (
     'failures',
-    f'one each {_time(plan.failures_s)} in {count(given.chips)} chips; of a '
-    'learner that loses a slice',
+    f'one each {_time(plan.failures_s)} in {count(setup.chips)} chips; of '
+    'a learner that loses a slice',
   )
   what = {systems.LAUNCHED: 'what a launch does', systems.PAPERS: 'not built'}
   for name, goodput in plan.goodput.items():  # First what a launch does.
     shown = f'{name:8}{_nines(goodput)}'
     if not systems.RECOVERIES[name].dies:
-      up = systems.uptime(goodput, given.learners)
+      up = systems.uptime(goodput, setup.learners)
       shown += f', at least one steps {_nines(up)}'
     if name in what:
       shown += f': {what[name]}'
     yield 'goodput' if name == systems.LAUNCHED else '', shown
   yield (
     '',
-    f'(slice back after {_time(given.repair_s)}, pause {given.pause_s:g} s, '
-    f'bootstrap {_time(plan.bootstrap_s)})',
+    f'(slice back after {_time(setup.repair_s)}, '
+    f'pause {setup.pause_s:g} s, bootstrap {_time(plan.bootstrap_s)})',
   )
 
 
@@ -496,17 +497,17 @@ def _up(number: float) -> float:
   return round(math.ceil(number / scale) * scale, 12)
 
 
-def _chip_lines(found: ChipShare) -> Iterator[str]:
+def _chip_lines(share: ChipShare) -> Iterator[str]:
   """Yields a chip's memory as text of at most 67 columns."""
-  chip = found.of.chip
-  percent = 100 * found.total / chip.hbm_bytes
-  verdict = 'it fits' if found.left > 0 else 'IT DOES NOT FIT'
+  chip = share.topology.chip
+  percent = 100 * share.total / chip.hbm_bytes
+  verdict = 'it fits' if share.left > 0 else 'IT DOES NOT FIT'
   yield (
-    f'{verdict}: {in_bytes(found.total)} are {percent:.2g} % of '
-    f'{in_bytes(chip.hbm_bytes)}: θ and state {in_bytes(found.state)},'
+    f'{verdict}: {in_bytes(share.total)} are {percent:.2g} % of '
+    f'{in_bytes(chip.hbm_bytes)}: θ and state {in_bytes(share.state)},'
   )
-  left = in_bytes(found.left) if found.left > 0 else 'nothing'
+  left = in_bytes(share.left) if share.left > 0 else 'nothing'
   yield (
-    f'gradients {in_bytes(found.gradients)}, exchange '
-    f'{in_bytes(found.exchange)}; {left} left for activations'
+    f'gradients {in_bytes(share.gradients)}, exchange '
+    f'{in_bytes(share.exchange)}; {left} left for activations'
   )

@@ -87,12 +87,12 @@ def methods(
 
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
   """Returns one table and one chart per D and T, and the real machines."""
-  found, charts = [], []
+  tables, charts = [], []
   for datacentres, step_s in itertools.product(
     config.study.datacentres, config.study.steps_s
   ):
     every = methods(config, datacentres, step_s)
-    found.append(_table(config, every, datacentres, step_s))
+    tables.append(_table(config, every, datacentres, step_s))
     charts.append(
       chart(
         # Where D > 1.
@@ -127,7 +127,7 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
       'fragments. In truth its learners do not stall: the last table has the '
       'real machines, where a narrow link costs rounds, not steps.',
     ),
-    (*found, machines(config, say), *charts),
+    (*tables, machines(config, say), *charts),
   )
 
 
@@ -211,13 +211,13 @@ def machines(config: SimulationConfig, say: Callable[[str], None]) -> Table:
 
 def _run(config: SimulationConfig, seed: int) -> Record:
   until_s = CYCLES * config.protocol.sync_every_steps * config.fleet.step_s
-  found = studies.decoupled(config, seed, until_s)
-  used = [link for (id_, _), link in found.meters.items() if id_ != SYNCER]
-  bits = max((link.bits_until(found.now_s) for link in used), default=0.0)
-  return found.record() | {
-    'versions_behind': statistics.fmean(map(found.staleness, found.learners)),
+  fleet = studies.decoupled(config, seed, until_s)
+  used = [link for (id_, _), link in fleet.meters.items() if id_ != SYNCER]
+  bits = max((link.bits_until(fleet.now_s) for link in used), default=0.0)
+  return fleet.record() | {
+    'versions_behind': statistics.fmean(map(fleet.staleness, fleet.learners)),
     # Of the learners' busiest link, one way; 0 where none is used.
-    'busiest_mean': 1e-9 * (bits / found.now_s),
+    'busiest_mean': 1e-9 * (bits / fleet.now_s),
     'busiest_peak': 1e-9 * max((x.peak_bps for x in used), default=0.0),
   }
 

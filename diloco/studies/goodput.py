@@ -104,16 +104,16 @@ Cells = dict[tuple[Row, int], Cell]  # By row and chips.
 
 def rows(config: SimulationConfig) -> list[Row]:
   """Returns the rows in the order of the tables."""
-  found = []
+  result = []
   for system in config.study.systems:
     if recovery := SYSTEMS[system]:
-      found.append(Row(system, 1, recovery))
+      result.append(Row(system, 1, recovery))
     else:
       pairs = itertools.product(
         config.study.learners, config.failures.recoveries
       )
-      found += [Row(system, *pair) for pair in pairs]
-  return found
+      result += [Row(system, *pair) for pair in pairs]
+  return result
 
 
 def seconds(config: SimulationConfig, row: Row) -> float:
@@ -153,13 +153,13 @@ def cell_of(config: SimulationConfig, row: Row, chips: int) -> Cell:
       quorum=min(config.protocol.quorum, row.learners),
     )
     runs.append(outcome.record())
-  given, network = config.failures, studies.network_of(config)
+  own, network = config.failures, studies.network_of(config)
   again_s = systems.RESTART_STEPS * config.fleet.step_s
   again_s += 8 * network.state_bytes / network.learner_bps
   goodput = recovery.goodput(
-    failures.rate_per_s(chips, given.mtbi_days) / row.learners,
-    given.repair_s,
-    given.pause_s,
+    failures.rate_per_s(chips, own.mtbi_days) / row.learners,
+    own.repair_s,
+    own.pause_s,
     again_s if recovery.dies else 0.0,
   )
   closed = {'goodput': goodput}
@@ -245,14 +245,14 @@ def _by_chips(
 
 def _deviations(cells: Cells) -> Iterator[str]:
   """Yields how far simulation and formula are from the paper's numbers."""
-  given = [cell for cell in cells.values() if cell.paper is not None]
-  if not given:
+  known = [cell for cell in cells.values() if cell.paper is not None]
+  if not known:
     return
   for by, share in (
     ('Simulated', lambda cell: cell.mean('goodput')),
     ('Closed form', lambda cell: cell.closed['goodput']),
   ):
-    off = [(100 * share(cell) - cell.paper, cell) for cell in given]
+    off = [(100 * share(cell) - cell.paper, cell) for cell in known]
     mean = statistics.fmean(abs(points) for points, _ in off)
     worst, cell = max(off, key=lambda pair: abs(pair[0]))
     yield (

@@ -55,8 +55,8 @@ def run(config: SimulationConfig, setting: str, i: int) -> Record:
   learners = config.protocol.learners
   fast = learners - config.fleet.slow_learners
 
-  def merged(of: Sequence[int]) -> float | None:
-    return sum(map(outcome.participation, of)) / len(of) if of else None
+  def merged(ids: Sequence[int]) -> float | None:
+    return sum(map(outcome.participation, ids)) / len(ids) if ids else None
 
   return outcome.record() | {
     'merged_fast': merged(range(fast)),

@@ -163,8 +163,8 @@ def _chart(config: SimulationConfig, records: dict) -> Chart:
   curve = tuple((max(shares) or 100.0) * i / 60 for i in range(61))
   exact = tuple(scavenging_time(x / 100, study.begin, study.end) for x in curve)
   means, spreads = (
-    tuple(of(runs, 'relative') or 0.0 for runs in records.values())
-    for of in (studies.mean, studies.spread)
+    tuple(statistic(runs, 'relative') or 0.0 for runs in records.values())
+    for statistic in (studies.mean, studies.spread)
   )
   lines = [
     Line(DECOUPLED, 'simulated', shares, means, spreads),

@@ -183,14 +183,14 @@ def _values(runs: Sequence[Record], key: str) -> list[float]:
 
 
 def mean(runs: Sequence[Record], key: str) -> float | None:
-  found = _values(runs, key)
-  return statistics.fmean(found) if found else None
+  known = _values(runs, key)
+  return statistics.fmean(known) if known else None
 
 
 def spread(runs: Sequence[Record], key: str) -> float | None:
   """Standard deviation over the runs; None of fewer than two."""
-  found = _values(runs, key)
-  return statistics.stdev(found) if len(found) > 1 else None
+  known = _values(runs, key)
+  return statistics.stdev(known) if len(known) > 1 else None
 
 
 def times(factor: float, value: float | None) -> float | None:

@@ -92,28 +92,28 @@ def plan(of_processes: bool) -> Sweep:
   rows = variants()
   if of_processes and (problems := [*_of_the_lab(rows)]):
     raise ConfigError(problems)
-  made = flags.load(build=lambda base: make_configs(base.to_dict(), rows))
+  configs = flags.load(build=lambda base: make_configs(base.to_dict(), rows))
   with flags.refusing(sweep.BadResult):
-    check(made, rows, seeds, root, of_processes)
-  return with_missing(root, rows, seeds, made)
+    check(configs, rows, seeds, root, of_processes)
+  return with_missing(root, rows, seeds, configs)
 
 
 def with_missing(
   root: pathlib.Path,
   rows: Sequence[Variant],
   seeds: int,
-  made: Mapping[str, RunConfig],
+  configs: Mapping[str, RunConfig],
 ) -> Sweep:
   """Returns a sweep with the runs that have no result.
 
   Args:
-    made: configurations by label.
+    configs: configurations by label.
   """
   runs = [
     SweepRun(
       variant,
       seed,
-      dataclasses.replace(made[variant.label], seed=seed),
+      dataclasses.replace(configs[variant.label], seed=seed),
       Workdir(sweep.folder(root, variant.label, seed)),
       Workdir(root).compiled,
     )
@@ -195,7 +195,7 @@ def _follow(ended: Iterable[tuple[SweepRun, int]], runs: int) -> list[SweepRun]:
 
 def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
   """Returns losses, and paired differences with 95 % intervals, as text."""
-  found = {
+  results = {
     v.label: {
       seed: result
       for seed in range(seeds)
@@ -204,7 +204,7 @@ def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
     for v in rows
   }
   cells = []
-  for each in sweep.compare(found, rows):
+  for each in sweep.compare(results, rows):
     against = merged = '-'
     if each.difference is not None:
       against = f'{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} %'
@@ -261,10 +261,10 @@ def is_asked() -> bool:
   Raises:
     ConfigError: a flag of sweeps is given for a single run.
   """
-  given = absl_flags.FLAGS
-  if given.sweep:
+  values = absl_flags.FLAGS
+  if values.sweep:
     return True
-  if vain := [name for name in (SEEDS, ONLY) if given[name].present]:
+  if vain := [name for name in (SEEDS, ONLY) if values[name].present]:
     raise ConfigError(
       [f'--{name}: is for --sweep, which is not given' for name in vain]
     )
@@ -315,19 +315,19 @@ def make_configs(base: dict, rows: Sequence[Variant]) -> dict[str, RunConfig]:
   Raises:
     ConfigError: lists each problem with its variant's label.
   """
-  made, problems = {}, []
+  configs, problems = {}, []
   for variant in rows:
     try:
-      made[variant.label] = run_config.build(_changed(base, variant.changes))
+      configs[variant.label] = run_config.build(_changed(base, variant.changes))
     except ConfigError as error:
       problems += [f'sweep: {variant.label!r}: {p}' for p in error.problems]
   if problems:
     raise ConfigError(problems)
-  return made
+  return configs
 
 
 def check(
-  made: Mapping[str, RunConfig],
+  configs: Mapping[str, RunConfig],
   rows: Sequence[Variant],
   seeds: int,
   workdir: pathlib.Path,
@@ -353,7 +353,7 @@ def check(
     or is_over(Workdir(run))
     if (
       differs := _other_kind(run, of_processes)
-      or _difference(made[variant.label], variant.changes, run)
+      or _difference(configs[variant.label], variant.changes, run)
     )
   ]
   if problems:
@@ -392,6 +392,7 @@ def _difference(
   here = sections.flatten(_as_json(config))
   try:
     there = sections.flatten(json.loads(path.read_text()))
+    there = run_config.with_current_blend(there, sections.BLEND)
   except (OSError, ValueError, AttributeError) as error:
     return f'{path.name}: {error}'
   absent = here.keys() - there.keys() - changes.keys()

@@ -47,18 +47,18 @@ def read(workdir: Workdir, config: RunConfig) -> SeedResult:
   fragments = config.protocol.fragments  # Each has a ledger of its own.
   end = status.step, round(tokens.trained / fragments), evaluation.final_loss
   shown = figures.shown(figures.RUN, figures.SWEEP)
-  found = {each.name: each.value(status) for each in shown}
+  values = {each.name: each.value(status) for each in shown}
   return SeedResult(
     loss=evaluation.final_loss,
     learners_loss=math.nan,
     curve=((0, 0, evaluation.initial_loss), *_points(run, end), end),
     rounds=status.rounds,
-    participation=found['participation'],
-    goodput=found['goodput'],
-    wall_s=found['elapsed_s'],
+    participation=values['participation'],
+    goodput=values['goodput'],
+    wall_s=values['elapsed_s'],
     merged_tokens=round(tokens.merged / fragments),
-    age_steps=found['age_steps'],
-    old_share=found['old_share'],
+    age_steps=values['age_steps'],
+    old_share=values['old_share'],
     delay_steps=statistics.fmean(delays) if delays else None,
     unexplained_tokens=token_ledger.unexplained(rows.values()),
   )

@@ -66,7 +66,7 @@ def variants(sweep: Callable) -> list[Variant]:
     ValueError: two have one label, one is compared with an unknown one, or has
       a place in a chart and is compared with none.
   """
-  found: dict[str, Variant] = {}
+  known: dict[str, Variant] = {}
 
   def add(
     label: str,
@@ -74,23 +74,23 @@ def variants(sweep: Callable) -> list[Variant]:
     against: str | None = None,
     at: Place | Sequence[Place] = (),
   ):
-    if label in found:
+    if label in known:
       raise ValueError(f'sweep: two variants are called {label!r}')
     if at and against is None:
       raise ValueError(
         f'sweep: {label!r} stands at {at} in a chart of differences, but is '
         'compared with none'
       )
-    found[label] = Variant(label, dict(changes), against, _places(at))
+    known[label] = Variant(label, dict(changes), against, _places(at))
 
   sweep(add)
-  for variant in found.values():
-    if variant.against is not None and variant.against not in found:
+  for variant in known.values():
+    if variant.against is not None and variant.against not in known:
       raise ValueError(
         f'sweep: {variant.label!r} is compared with {variant.against!r}, which '
-        f'is none of {", ".join(found)}'
+        f'is none of {", ".join(known)}'
       )
-  return list(found.values())
+  return list(known.values())
 
 
 def of_values(text: str, types: Mapping[str, type]) -> Callable:
@@ -218,20 +218,20 @@ class Comparison:
 
 
 def compare(
-  found: Mapping[str, Mapping[int, SeedResult]], rows: Sequence[Variant]
+  results: Mapping[str, Mapping[int, SeedResult]], rows: Sequence[Variant]
 ) -> list[Comparison]:
   """Compares the variants that have a result.
 
   Args:
-    found: by label and seed.
+    results: by label and seed.
   """
   compared = []
   for variant in rows:
-    mine = found.get(variant.label, {})
+    mine = results.get(variant.label, {})
     if not mine:
       continue
     losses = [result.loss for _, result in sorted(mine.items())]
-    theirs = found.get(variant.against, {}) if variant.against else {}
+    theirs = results.get(variant.against, {}) if variant.against else {}
     pairs = (
       [
         mine[seed].loss / theirs[seed].loss - 1

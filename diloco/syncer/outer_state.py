@@ -60,9 +60,10 @@ class OuterState:
 
   def __init__(self, run_spec: RunSpec, shard: int | None = None):
     self._run_spec = run_spec
+    owners = run_spec.owners.shard_of
     self._pieces = [
       pieces if shard in (None, owner) else ()
-      for pieces, owner in zip(run_spec.layout.fragments, run_spec.owners.of)
+      for pieces, owner in zip(run_spec.layout.fragments, owners)
     ]
     self.owned = tuple(p for p, pieces in enumerate(self._pieces) if pieces)
     config = run_spec.config

@@ -128,12 +128,12 @@ class Results:
     Raises:
       ResultLost: the parameters differ from the ledger's; nothing is written.
     """
-    found = tuple(
+    final = tuple(
       payload.crc(fragments.take(parameters, pieces), pieces)
       for pieces in self._layout.fragments
     )
-    if found != tuple(crcs):
-      raise ResultLost(_say_lost(found, crcs))
+    if final != tuple(crcs):
+      raise ResultLost(_say_lost(final, crcs))
     workdir, status = self._workdir, self._status(True)
     self._show(status)
     # The summary is written last: once it exists, the run is over.
@@ -158,10 +158,10 @@ class Results:
         return False
 
 
-def _say_lost(found: Sequence[int], crcs: Sequence[int]) -> str:
+def _say_lost(final_crcs: Sequence[int], crcs: Sequence[int]) -> str:
   wrong = [
     f'fragment {p} has the CRC {here:08x}, the ledger {crc:08x}'
-    for p, (here, crc) in enumerate(zip(found, crcs, strict=True))
+    for p, (here, crc) in enumerate(zip(final_crcs, crcs, strict=True))
     if here != crc
   ]
   return f'the final parameters are not those of the run: {"; ".join(wrong)}'
@@ -190,15 +190,15 @@ class ResultCollector:
     ready = self._left.difference(machine.away, machine.lost)
     if ready and not self._asked:
       self._asked, p = True, min(ready)
-      self._shards.collect(p, lambda found: self._take(p, found, parameters))
+      self._shards.collect(p, lambda offer: self._take(p, offer, parameters))
     return not self._left
 
-  def _take(self, p: int, found: Offered | None, parameters):
-    """Pulls a fragment from where it was found, if it was."""
+  def _take(self, p: int, offer: Offered | None, parameters):
+    """Pulls a fragment from where it is on offer, if it is."""
     self._asked = False
-    if found is None:
+    if offer is None:
       return
-    address, offered = found
+    address, offered = offer
     try:
       with contextlib.closing(self._plane.fetcher(address)) as fetcher:
         data = fetcher.pull(offered, GATHER_S)

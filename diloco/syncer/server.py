@@ -87,9 +87,9 @@ class LearnerSession:
 
     return send
 
-  def note_offer(self, found: messages.Payload):
+  def note_offer(self, offered: messages.Payload):
     """Notes an offer that can be fetched now."""
-    self._nbytes[found.handle] = found.nbytes
+    self._nbytes[offered.handle] = offered.nbytes
     if len(self._nbytes) > self._offers_max:
       del self._nbytes[next(iter(self._nbytes))]
 
@@ -247,10 +247,10 @@ class SyncerServer:
     event = self._event_of(self._keys.pop(session), reason, syncer_events.Lost)
     self._inbox.tell((event, session))
 
-  def _event_of(self, key: Key | int, said, of_learner: type):
+  def _event_of(self, key: Key | int, message, of_learner: type):
     if isinstance(key, int):
-      return ShardAnswer(key, said)
-    return of_learner(*key, said)
+      return ShardAnswer(key, message)
+    return of_learner(*key, message)
 
   def _handle_next(self):
     """Handles one event, or the tick that the machine asked for."""
@@ -270,12 +270,12 @@ class SyncerServer:
     elif session is not None:
       self._inbox.was_read(session)
     if isinstance(event, ShardAnswer):
-      for each in self._shards.events_of(self._machine, session, event):
-        self._handle(each)
+      for own in self._shards.events_of(self._machine, session, event):
+        self._handle(own)
     elif session is None or self._may_speak(session, event):
       self._handle(event)
-    for each in self._shards.end_silent():
-      self._handle(each)
+    for lost in self._shards.end_silent():
+      self._handle(lost)
 
   def _may_speak(self, session: ControlSession, event) -> bool:
     """Returns True if a session's event counts: one session per incarnation."""
@@ -424,11 +424,11 @@ class SyncerServer:
       if (peer := self._admitted(key)) is not None
     }
 
-    def say(key: Key, found: messages.Payload, part_crcs: tuple[int, ...]):
+    def say(key: Key, offered: messages.Payload, part_crcs: tuple[int, ...]):
       peer = self._admitted(key)
       if peer is not None:
-        peer.note_offer(found)
-      places[key](effect.update(key, found, crc, part_crcs))
+        peer.note_offer(offered)
+      places[key](effect.update(key, offered, crc, part_crcs))
 
     self._shards.offer(effect.fragment, merged, places, say)
 
@@ -452,10 +452,10 @@ class SyncerServer:
     version, crc = self._shards.versions()[p], self._shards.crcs()[p]
     place = peer.reserve()
 
-    def say(_, found: messages.Payload, part_crcs: tuple[int, ...]):
-      peer.note_offer(found)
+    def say(_, full: messages.Payload, part_crcs: tuple[int, ...]):
+      peer.note_offer(full)
       place(
-        messages.FullFragment(p, version, found, crc, *effect.merged, part_crcs)
+        messages.FullFragment(p, version, full, crc, *effect.merged, part_crcs)
       )
 
     self._shards.offer(p, None, [key], say)
@@ -506,9 +506,7 @@ class SyncerServer:
   # The end ------------------------------------------------------------------
 
   def _say_farewell(self):
-    """Lets learners fetch the last updates and say goodbye, for a limited
-    time.
-    """
+    """Lets learners fetch the last updates and leave, for a limited time."""
     give_up = time.monotonic() + FAREWELL_S
     while not self._stop.is_set() and any(map(self._admitted, self._peers)):
       if time.monotonic() >= give_up:

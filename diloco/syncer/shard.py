@@ -312,11 +312,11 @@ class Shard:
       decode,
     )
 
-  def _keep(self, order: orders.PullPart, found):
+  def _keep(self, order: orders.PullPart, result):
     """Keeps the result of a job, unless it was cancelled."""
     with self._lock:
       if order.job in self._wanted:
-        self._pulled[order.job] = order.fragment, found
+        self._pulled[order.job] = order.fragment, result
 
   def _cancel(self, job: int):
     """Cancels a pull, whether queued, in progress or done."""
@@ -368,8 +368,10 @@ class Shard:
       if not ends.slice_map.whole:
         theta = self.model.state(p).theta
         crcs = ends.slice_map.crcs(theta, p, self.shard)
-        said = tuple(part_of(each) for each in parts)
-        hosts.append(orders.HostParts(to.learner, to.incarnation, said, crcs))
+        announced = tuple(part_of(part) for part in parts)
+        hosts.append(
+          orders.HostParts(to.learner, to.incarnation, announced, crcs)
+        )
     return orders.PartOffered(order.job, part_of(data), tuple(hosts))
 
   def _go_on(self, order: orders.GoOn):

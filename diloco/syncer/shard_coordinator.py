@@ -116,7 +116,7 @@ class ShardCoordinator:
     outer = {p: here.outer_of(p) for p in here.owned}
     outer = {p: (at, payload.crc_of(each)) for p, (at, each) in outer.items()}
     self._present = {0: PresentShard(held, outer)}
-    self.run = [held.get(p, of) for p, of in enumerate(zip(versions, crcs))]
+    self.run = [held.get(p, mine) for p, mine in enumerate(zip(versions, crcs))]
     self._say = say
     self.unsaved: set[int] = set()
     # By session: its addresses, and how its hosts cut a fragment.
@@ -137,7 +137,7 @@ class ShardCoordinator:
   @property
   def elsewhere(self) -> tuple[int, ...]:
     """The fragments that other shards than the leader own."""
-    return tuple(p for p, owner in enumerate(self._owners.of) if owner)
+    return tuple(p for p, owner in enumerate(self._owners.shard_of) if owner)
 
   def crcs(self) -> tuple[int | None, ...]:
     """Returns the CRC of every fragment's bytes, as the run has them."""
@@ -152,7 +152,7 @@ class ShardCoordinator:
 
     It is `UNKNOWN` if its shard is not here.
     """
-    owner = self._present.get(self._owners.of[fragment])
+    owner = self._present.get(self._owners.shard_of[fragment])
     return owner.outer[fragment] if owner else UNKNOWN
 
   @property
@@ -195,7 +195,7 @@ class ShardCoordinator:
     if (
       hello.fragments != own
       or any(
-        [len(each) for each in crcs] != pieces
+        [len(row) for row in crcs] != pieces
         for crcs in (hello.crcs, hello.outer_crcs)
       )
       or not len(hello.versions) == len(hello.outer_versions) == len(own)
@@ -225,19 +225,19 @@ class ShardCoordinator:
   # Shards -------------------------------------------------------------------
 
   def events_of(
-    self, machine: Syncer, session: ControlSession | None, said: ShardAnswer
+    self, machine: Syncer, session: ControlSession | None, message: ShardAnswer
   ) -> Iterator[events.Event]:
     """Yields the machine's events for a shard's message.
 
     A session of None is the leader's.
     """
-    if isinstance(said.answer, orders.ShardHello):
-      yield from self._welcome(machine, session, said.answer)
-    elif session is not self._session_of(said.shard):
+    if isinstance(message.answer, orders.ShardHello):
+      yield from self._welcome(machine, session, message.answer)
+    elif session is not self._session_of(message.shard):
       return  # It was replaced.
-    elif isinstance(said.answer, str):
-      yield self.lose(said.shard, said.answer)
-    elif (event := self.heard(said)) is not None:
+    elif isinstance(message.answer, str):
+      yield self.lose(message.shard, message.answer)
+    elif (event := self.heard(message)) is not None:
       yield event
 
   def _welcome(
@@ -396,7 +396,7 @@ class ShardCoordinator:
     p, new = effect.fragment, (effect.version, payload.crc_of(merged.crcs))
     if here:
       self.run[p] = new
-    owner = self._owners.of[p]
+    owner = self._owners.shard_of[p]
     if (owner == 0) == here and owner in self._present:
       self._tell(owner, orders.InstallPart(merged.job, effect.round, p))
       self._present[owner].held[p] = self._present[owner].outer[p] = new
@@ -421,10 +421,10 @@ class ShardCoordinator:
     )
 
     def offered(whole: Part, hosts: Sequence[orders.HostParts] = ()):
-      for each in to:
-        parts, crcs = self._by_part(each, fragment, whole, hosts)
-        found = announced_parts(each.handle, codec.name, parts)
-        done((each.learner, each.incarnation), found, crcs)
+      for recipient in to:
+        parts, crcs = self._by_part(recipient, fragment, whole, hosts)
+        announced = announced_parts(recipient.handle, codec.name, parts)
+        done((recipient.learner, recipient.incarnation), announced, crcs)
 
     def given_up():
       """Announces what no shard offers: a learner asks for the fragment."""
@@ -469,7 +469,7 @@ class ShardCoordinator:
 
   def relabel(self, effect: events.AdoptVersion):
     """Makes a donated fragment, or the one that is here, Θ_p."""
-    p, owner = effect.fragment, self._owners.of[effect.fragment]
+    p, owner = effect.fragment, self._owners.shard_of[effect.fragment]
     held = self._present[owner].held
     job, crc = 0, held[p][1]
     if effect.taken_of:
@@ -497,15 +497,15 @@ class ShardCoordinator:
     Args:
       done: called with address and payload; None: the shard is away.
     """
-    owner = self._owners.of[fragment]
+    owner = self._owners.shard_of[fragment]
     if owner not in self._present:
       done(None)
       return
 
     def offered(answer: orders.PartOffered):
       part, full = answer.part, self._run_spec.full.name
-      found = Payload(answer.job, full, part.nbytes, part.crc)
-      done((self._present[owner].address, found))
+      announced = Payload(answer.job, full, part.nbytes, part.crc)
+      done((self._present[owner].address, announced))
 
     self._begin(
       ShardRequest(fragment, offered, given_up=lambda: done(None)),
@@ -519,21 +519,21 @@ class ShardCoordinator:
 
   # Jobs ---------------------------------------------------------------------
 
-  def heard(self, said: ShardAnswer) -> events.Event | None:
+  def heard(self, message: ShardAnswer) -> events.Event | None:
     """Handles a shard's answer; returns the event for the machine, if any."""
-    answer = said.answer
-    if said.shard in self._present:
-      self._present[said.shard].heard_s = time.monotonic()
+    answer = message.answer
+    if message.shard in self._present:
+      self._present[message.shard].heard_s = time.monotonic()
     match answer:
       case messages.Alive():
         return None
       case orders.Saved():
-        self.unsaved.discard(said.shard)
+        self.unsaved.discard(message.shard)
         return None
       case orders.Admitted():
         key = answer.learner, answer.incarnation
         if answer.addresses and key in self._addresses:
-          self._say(key, messages.ShardAt(said.shard, answer.addresses))
+          self._say(key, messages.ShardAt(message.shard, answer.addresses))
         return None
     job = self._jobs.pop(answer.job, None)
     if job is None:
@@ -555,16 +555,16 @@ class ShardCoordinator:
       whole: for a learner of one host.
       hosts: what is offered to learners of several hosts.
     """
-    owner = self._owners.of[fragment]
+    owner = self._owners.shard_of[fragment]
 
     def by_shard(own, other):
       return [own if s == owner else other for s in range(self._owners.shards)]
 
-    for each in hosts:
-      if (each.learner, each.incarnation) == (to.learner, to.incarnation):
-        pairs = zip(each.parts, each.crcs)
-        found = [x for pair in pairs for x in by_shard(pair, (NOTHING, 0))]
-        return tuple(part for part, _ in found), tuple(crc for _, crc in found)
+    for host in hosts:
+      if (host.learner, host.incarnation) == (to.learner, to.incarnation):
+        pairs = zip(host.parts, host.crcs)
+        parts = [x for pair in pairs for x in by_shard(pair, (NOTHING, 0))]
+        return tuple(part for part, _ in parts), tuple(crc for _, crc in parts)
     return tuple(by_shard(whole, NOTHING)), ()
 
   def _admission(
@@ -581,7 +581,7 @@ class ShardCoordinator:
     """
     job = next(self._numbers)
     self._jobs[job] = request
-    self._tell(self._owners.of[request.fragment], order(job))
+    self._tell(self._owners.shard_of[request.fragment], order(job))
     return job
 
   def _tell_all(self, order):

@@ -159,12 +159,12 @@ class ShardServer:
           client.send(messages.Alive())
           alive_s = time.monotonic() + ALIVE_EVERY_S
         try:
-          of, item = self._items.get(timeout=ALIVE_EVERY_S)
+          sender, item = self._items.get(timeout=ALIVE_EVERY_S)
         except queue.Empty:
           continue
         if isinstance(item, BaseException):
           raise item
-        if of is not client:
+        if sender is not client:
           continue  # From the session before.
         match item:
           case str():  # Why the session has ended.

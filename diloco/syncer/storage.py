@@ -15,6 +15,7 @@ from diloco.config import run_config
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.numerics import payload
+from diloco.protocol.config import BLEND, with_current_blend
 from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import Ledger
 from diloco.run.spec import RunSpec
@@ -83,16 +84,14 @@ class StatesDisk:
     return theirs
 
   def _restore(self) -> dict[int, int]:
-    """Restores what is here from a checkpoint; returns its versions, by
-    fragment.
-    """
+    """Restores what is here from a checkpoint; returns versions by fragment."""
     owned = self._model.owned
-    found = self._records.restore([self._model.template(p) for p in owned])
-    if found is None:
+    saved = self._records.restore([self._model.template(p) for p in owned])
+    if saved is None:
       return {}
-    for p, state in zip(owned, found[1]):
+    for p, state in zip(owned, saved[1]):
       self._model.restore(p, state)
-    return dict(zip(owned, found[0]))
+    return dict(zip(owned, saved[0]))
 
   def _save(self, closed_round: int, record=None):
     """Starts to save all fragments as they are."""
@@ -134,7 +133,8 @@ class SyncerDisk(StatesDisk):
     self._stats = stats
     self._stop = stop or threading.Event()
     # Other shards report what they hold.
-    self._away = tuple(p for p, owner in enumerate(run_spec.owners.of) if owner)
+    owners = enumerate(run_spec.owners.shard_of)
+    self._away = tuple(p for p, shard in owners if shard)
     self.final_crcs: tuple[int, ...] | None = None
     self.crcs: tuple[int | None, ...] = ()
     self.published: dict | None = None
@@ -148,16 +148,16 @@ class SyncerDisk(StatesDisk):
     """
     config = self._run_spec.config
     run = config.protocol, config.name, self._run_spec.fingerprints
-    found = self._records.read_ledger()
-    if found is None:
+    record = self._records.read_ledger()
+    if record is None:
       self.crcs = self._initial_crcs()
       return Syncer(*run, self._away)
-    begun = found[1]['fingerprints']
+    begun = with_current_blend(record[1]['fingerprints'], BLEND)
     theirs = self._same_run(begun)
     restored = self._restore()
     held = tuple(restored.get(p, 0) for p in range(config.protocol.fragments))
     # Values from a checkpoint that turned out to be broken do not count.
-    ledger, counts, crcs = self._records.read_ledger() or found
+    ledger, counts, crcs = self._records.read_ledger() or record
     if theirs != begun:
       ledger = self._extended(ledger)
     newer = [p for p in restored if held[p] > ledger.versions[p]]
@@ -296,10 +296,10 @@ class ShardDisk(StatesDisk):
     super().__init__(run_spec, folder, shard.model)
     self.occupy()
     path = folder / IDENTITY
-    found = _read_identity(path)
-    if found is not None:
-      self._same_run(found)
-    if found != self._identity:
+    identity = _read_identity(path)
+    if identity is not None:
+      self._same_run(identity)
+    if identity != self._identity:
       files.write_json(path, self._identity)
     self._restore()
 
@@ -316,7 +316,7 @@ class ShardDisk(StatesDisk):
 def _read_identity(path: pathlib.Path) -> dict | None:
   """Returns which run the folder belongs to; None if that is unknown."""
   try:
-    return json.loads(path.read_text())
+    return with_current_blend(json.loads(path.read_text()), BLEND)
   except FileNotFoundError:
     return None
   except ValueError as error:  # The leader will check these pieces.

@@ -77,8 +77,8 @@ class Access:
     """Returns True if a call with this metadata presents the required token."""
     if self.token is None:
       return True
-    found = dict(metadata).get(TOKEN_KEY, '')
-    return hmac.compare_digest(found.encode(), f'Bearer {self.token}'.encode())
+    token = dict(metadata).get(TOKEN_KEY, '')
+    return hmac.compare_digest(token.encode(), f'Bearer {self.token}'.encode())
 
 
 OPEN = Access()  # Every peer is accepted.
@@ -121,9 +121,9 @@ def _check_together(files: AccessFiles, serves: bool, connects: bool) -> None:
     (files.tls_cert, 'tls_cert', files.tls_ca, 'tls_ca', connects),
     (files.tls_name, 'tls_name', files.tls_ca, 'tls_ca', True),
   )
-  for given, flag, other, needed, applies in rules:
-    if given is not None and other is None and applies:
-      raise BadAccess(f'--{flag}={given}: needs --{needed} beside it')
+  for present, flag, other, needed, applies in rules:
+    if present is not None and other is None and applies:
+      raise BadAccess(f'--{flag}={present}: needs --{needed} beside it')
 
 
 def _read_tls(

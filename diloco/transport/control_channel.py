@@ -104,9 +104,7 @@ class ListeningServer:
     self._server.start()
 
   def close(self, grace_s: float | None = None) -> None:
-    """Ends every call, after the grace period at the latest, and every
-    thread.
-    """
+    """Ends every call and thread, after the grace period at the latest."""
     self._server.stop(grace_s).wait()
     self._workers.shutdown(wait=True)
 

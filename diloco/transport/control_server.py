@@ -166,9 +166,7 @@ class ControlSession:
     return message
 
   def settle(self, cause: str, reason: str) -> tuple[str, str]:
-    """Returns what ended the session: the first cause set, otherwise this
-    one.
-    """
+    """Returns what ended the session: the first cause set, or else this."""
     self.end(cause, reason)
     return self._end
 

@@ -144,12 +144,12 @@ class HostListener:
     Raises:
       GroupLost: too few came in time.
     """
-    found: queue.Queue = queue.Queue()
-    threading.Thread(target=self._listen, args=[found], daemon=True).start()
+    peers: queue.Queue = queue.Queue()
+    threading.Thread(target=self._listen, args=[peers], daemon=True).start()
     give_up_s = time.monotonic() + timeout_s
     try:
       return [
-        found.get(timeout=max(0.0, give_up_s - time.monotonic()))
+        peers.get(timeout=max(0.0, give_up_s - time.monotonic()))
         for _ in range(count)
       ]
     except queue.Empty:
@@ -166,17 +166,17 @@ class HostListener:
       socket.create_connection(self.address, timeout=1.0).close()
     self._listener.close()
 
-  def _listen(self, found: queue.Queue):
+  def _listen(self, peers: queue.Queue):
     while not self._closed.is_set():
       try:
         connection = self._listener.accept()
       except OSError:
         continue  # The peer has gone already, or this listener is closed.
       threading.Thread(
-        target=self._greet, args=[connection, found], daemon=True
+        target=self._greet, args=[connection, peers], daemon=True
       ).start()
 
-  def _greet(self, connection, found: queue.Queue):
+  def _greet(self, connection, peers: queue.Queue):
     try:
       multiprocessing.connection.deliver_challenge(connection, self._secret)
       multiprocessing.connection.answer_challenge(connection, self._secret)
@@ -184,7 +184,7 @@ class HostListener:
       self._refused += 1
       connection.close()  # It is not a host of this learner.
       return
-    found.put(connection)
+    peers.put(connection)
 
 
 def connect(
@@ -200,13 +200,13 @@ def connect(
   Raises:
     GroupLost: it is not there, is another learner's, or does not answer.
   """
-  found: queue.Queue = queue.Queue()
+  answers: queue.Queue = queue.Queue()
   give_up_s = time.monotonic() + absent_s
 
   def greet():
     while True:
       try:
-        found.put(
+        answers.put(
           multiprocessing.connection.Client(
             address, family='AF_INET', authkey=secret
           )
@@ -215,24 +215,24 @@ def connect(
         if time.monotonic() < give_up_s:
           time.sleep(AGAIN_S)
           continue
-        found.put(error)
+        answers.put(error)
       except (OSError, EOFError, multiprocessing.AuthenticationError) as error:
-        found.put(error)
+        answers.put(error)
       return
 
   threading.Thread(target=greet, daemon=True).start()
   try:
-    met = found.get(timeout=CONNECT_S + absent_s)
+    answer = answers.get(timeout=CONNECT_S + absent_s)
   except queue.Empty:
-    met = TimeoutError(f'no answer in {CONNECT_S + absent_s:g} s')
-  if isinstance(met, multiprocessing.AuthenticationError):
+    answer = TimeoutError(f'no answer in {CONNECT_S + absent_s:g} s')
+  if isinstance(answer, multiprocessing.AuthenticationError):
     raise GroupLost(
       f'the host at {address[0]}:{address[1]} has another secret '
       '(--token_file), or is of another learner'
-    ) from met
-  if isinstance(met, Exception):
-    raise GroupLost(f'the leading host at {address}: {met}') from met
-  return met
+    ) from answer
+  if isinstance(answer, Exception):
+    raise GroupLost(f'the leading host at {address}: {answer}') from answer
+  return answer
 
 
 def own_address(towards: str) -> str:

@@ -71,8 +71,8 @@ class PublisherAddress:
 
 def parse_publisher(text: str, scheme: str) -> PublisherAddress:
   """Parses a publisher's address; raises `BadAddress`, which names the flaw."""
-  found, mark, rest = text.partition('://')
-  if not mark or found != scheme:
+  actual, mark, rest = text.partition('://')
+  if not mark or actual != scheme:
     raise BadAddress(f'address {text!r}: must start with {scheme}://')
   endpoint, _, token = rest.partition('/')
   if not _TOKEN.match(token):
@@ -109,14 +109,14 @@ def resolve(host: str) -> str:
   if is_literal(host):
     return host
   try:
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
   except (OSError, UnicodeError) as error:
     raise HostUnknown(
       f'host {host!r} does not resolve ({error}); give a name that this '
       'machine knows, or an IP address'
     ) from error
-  found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-  return found[0][4][0]
+  addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
+  return addresses[0][4][0]
 
 
 def is_literal(host: str) -> bool:
@@ -173,8 +173,8 @@ def free_port(host: str = LOOPBACK, count: int = 1) -> int:
   for _ in range(_PORT_TRIES):
     port = _LEAST_PORT + secrets.randbelow(most - _LEAST_PORT - count)
     try:
-      for each in range(port, port + count):
-        socket.create_server((host, each), family=family).close()
+      for number in range(port, port + count):
+        socket.create_server((host, number), family=family).close()
     except OSError as error:
       if error.errno != errno.EADDRINUSE:
         raise
@@ -206,13 +206,13 @@ def _tcp_sockets() -> Iterator[tuple[int, int, socket.socket]]:
       except OSError:  # Closed by its owner since the listing.
         continue
       try:
-        found = socket.socket(fileno=duplicate)
+        sock = socket.socket(fileno=duplicate)
       except OSError:  # Its number was reused, not for a socket.
         os.close(duplicate)
         continue
-      with found:
-        if found.family in _TCP_FAMILIES and found.type == socket.SOCK_STREAM:
-          yield int(name), int(inode.strip('[]')), found
+      with sock:
+        if sock.family in _TCP_FAMILIES and sock.type == socket.SOCK_STREAM:
+          yield int(name), int(inode.strip('[]')), sock
 
 
 def shared_listening_ports() -> set[int]:
@@ -222,12 +222,12 @@ def shared_listening_ports() -> set[int]:
   distinguishes them.
   """
   ports = set()
-  for _, _, found in _tcp_sockets():
+  for _, _, sock in _tcp_sockets():
     with contextlib.suppress(OSError):
-      if is_listening(found) and found.getsockopt(
+      if is_listening(sock) and sock.getsockopt(
         socket.SOL_SOCKET, socket.SO_REUSEPORT
       ):
-        ports.add(found.getsockname()[1])
+        ports.add(sock.getsockname()[1])
   return ports
 
 
@@ -236,17 +236,17 @@ def shut_accepted(ports: set[int]) -> int:
   number.
   """
   count = 0
-  for _, _, found in _tcp_sockets():
+  for _, _, sock in _tcp_sockets():
     with contextlib.suppress(OSError):  # Shut or closed already.
-      if found.getsockname()[1] in ports and not is_listening(found):
-        found.shutdown(socket.SHUT_RDWR)
+      if sock.getsockname()[1] in ports and not is_listening(sock):
+        sock.shutdown(socket.SHUT_RDWR)
         count += 1
   return count
 
 
-def is_listening(found: socket.socket) -> bool:
+def is_listening(sock: socket.socket) -> bool:
   """Returns True if the socket waits for connections."""
-  return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+  return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 # Ends the listening sockets of a library that must not accept any more.
@@ -270,9 +270,9 @@ def end(ports: set[int], timeout_s: float) -> bool:
     stay open, for the library to close.
   """
   numbers = []
-  for number, _, found in _tcp_sockets():
+  for number, _, sock in _tcp_sockets():
     with contextlib.suppress(OSError):  # Closed in the meantime.
-      if is_listening(found) and found.getsockname()[1] in ports:
+      if is_listening(sock) and sock.getsockname()[1] in ports:
         numbers.append(number)
   ended = [_end_one(number, timeout_s) for number in numbers]
   return all(ended)
@@ -341,12 +341,10 @@ def _total(counts: Iterable[SocketBytes]) -> SocketBytes:
 
 def _per_socket() -> dict[int, SocketBytes]:
   counts = {}
-  for _, inode, found in _tcp_sockets():
-    if is_listening(found):
+  for _, inode, sock in _tcp_sockets():
+    if is_listening(sock):
       continue
-    info = found.getsockopt(
-      socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES
-    )
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     if len(info) < _TCP_INFO_BYTES:
       raise OSError(
         f'TCP_INFO has {len(info)} bytes here, {_TCP_INFO_BYTES} are needed '

@@ -155,13 +155,11 @@ def _decode(data: bytes, allowed: tuple[type, ...]) -> Message:
 
 
 def _dict_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
-  """Returns a dict; raises if a key comes twice, since neither could be
-  chosen.
-  """
-  found = dict(pairs)
-  if len(found) != len(pairs):
+  """Returns a dict; raises if a key comes twice: neither could be chosen."""
+  fields = dict(pairs)
+  if len(fields) != len(pairs):
     raise _Wrong('a key comes twice', 'no message')
-  return found
+  return fields
 
 
 # Converts the values of one annotation: from a message if `reading` is False,
@@ -239,9 +237,9 @@ def _float(may_diverge: bool, value, reading: bool):
 
 def _tuple(item: _Convert, value, reading: bool):
   """Converts a tuple, which is a list in msgpack."""
-  given, wanted = (list, tuple) if reading else (tuple, list)
-  if type(value) is not given:
-    raise _Wrong(f'{_short(value)} is no {given.__name__}')
+  source, wanted = (list, tuple) if reading else (tuple, list)
+  if type(value) is not source:
+    raise _Wrong(f'{_short(value)} is no {source.__name__}')
   return wanted(item(entry, reading) for entry in value)
 
 

@@ -90,10 +90,10 @@ def sections(runs: Sequence[FollowedRun]) -> Iterator[Part]:
     yield figure_table(runs)
     yield from charts(runs)
   for run, suffix, head in zip(runs, names, heads):
-    if told := list(_deaths(run)):
-      more = len(told) - DEATHS_MAX
+    if deaths := list(_deaths(run)):
+      more = len(deaths) - DEATHS_MAX
       notes = (f'{more} earlier ones are not told.',) if more > 0 else ()
-      shown = tuple(told[-DEATHS_MAX:])
+      shown = tuple(deaths[-DEATHS_MAX:])
       yield Prose(f'deaths{suffix}', f'{head}What deaths cost', shown, notes)
     yield from _faults(run, suffix, head)
     yield timeline(run, f'timeline{suffix}', f'{head}Timeline')
@@ -140,34 +140,34 @@ def tiles(run: FollowedRun) -> Iterator[Tile]:
 def sentences(runs: Sequence[FollowedRun]) -> Iterator[str]:
   """Yields one sentence for each run: the model, the protocol, the machine."""
   for run in runs:
-    said = [_model(run)]
+    lines = [_model(run)]
     for text, key in SAID:
       section, name = key.split('.')
       value = run.config.get(section, {}).get(name)
       if value is not None:
-        said.append(text.format(value))
+        lines.append(text.format(value))
     if machine := run.machine():
       cores = machine.get('cores')
-      said.append(
+      lines.append(
         f'on {machine.get("kind", machine.get("platform"))}'
         + (f' with {cores} cores' if cores else '')
         + f', jax {machine.get("jax")}'
       )
     head = f'{run.label}: ' if len(runs) > 1 else ''
-    yield f'{head}{", ".join(said)}.'
+    yield f'{head}{", ".join(lines)}.'
 
 
 def problems(runs: Sequence[FollowedRun]) -> str:
   """Returns what is wrong with the runs' files, or '' if nothing is."""
-  said = []
+  lines = []
   for run in runs:
     own = [run.problem] if run.problem else []
     if run.state() == recorded_run.SILENT:
       at_s = run.status.time_s - run.begin_s
       own.append(f'The syncer has written nothing since {at_s:.0f} s.')
     if own:
-      said.append(f'{run.label}: {" ".join(own)}')
-  return ' '.join(said)
+      lines.append(f'{run.label}: {" ".join(own)}')
+  return ' '.join(lines)
 
 
 def _verdict(run: FollowedRun) -> str:
@@ -178,20 +178,20 @@ def _verdict(run: FollowedRun) -> str:
     when = f'every {every} rounds' if every else 'once the run is over'
     return f'is evaluated {when}'
   _, step, loss = points[-1]
-  said, evaluation = ['nats per token'], run.evaluation
+  words, evaluation = ['nats per token'], run.evaluation
   if evaluation is not None:
     per_byte = bits(loss) / evaluation.bytes_per_token
-    said = ['nats per byte' if evaluation.bytes_per_token == 1 else said[0]]
-    said.append(f'{per_byte:.2f} bits per byte')
+    words = ['nats per byte' if evaluation.bytes_per_token == 1 else words[0]]
+    words.append(f'{per_byte:.2f} bits per byte')
     if evaluation.bigram_loss is not None:
       verb = 'beats' if loss < evaluation.bigram_loss else 'not yet'
-      said.append(f'{verb} a table of bigrams, {evaluation.bigram_loss:.3f}')
+      words.append(f'{verb} a table of bigrams, {evaluation.bigram_loss:.3f}')
   else:
-    said.append(f'at step {step:,.0f}')
+    words.append(f'at step {step:,.0f}')
   best, at = min((x, at) for _, at, x in points)
   if loss > WORSE * best:
-    said.append(f'the best was {best:.3f}, at step {at:,.0f}')
-  return '; '.join(said)
+    words.append(f'the best was {best:.3f}, at step {at:,.0f}')
+  return '; '.join(words)
 
 
 def _model(run: FollowedRun) -> str:
@@ -371,14 +371,14 @@ def charts(runs: Sequence[FollowedRun]) -> Iterator[Chart]:
     ],
     (0.0, 105.0),
   )
-  for name, title, unit, factor, of in (
+  for name, title, unit, factor, values in (
     ('age', 'Age of merged offers', 'steps', 1.0, lambda run: run.age),
     ('goodput', 'Goodput so far', '%', 100.0, lambda run: run.goodput),
   ):
     lines = [
       _line(run, run.label if alone is None else 'mean', points, i, factor)
       for i, run in enumerate(runs)
-      for points in [of(run).points()]
+      for points in [values(run).points()]
     ]
     limits = (0.0, 105.0) if unit == '%' else None
     yield _chart(runs, name, title, unit, lines, limits)
@@ -498,7 +498,7 @@ def figure_table(runs: Sequence[FollowedRun]) -> Table:
   for figure in figures.shown(figures.RUN, figures.PAGE):
     values = [run.status and figure.value(run.status) for run in runs]
     if any(value is not None for value in values):
-      texts = [run.status and figure.of(run.status) for run in runs]
+      texts = [run.status and figure.text_in(run.status) for run in runs]
       rows.append((figure.label, *texts, *values, figure.meaning))
   names = [run.label if len(runs) > 1 else 'value' for run in runs]
   return Table(
@@ -519,15 +519,15 @@ def process_table(runs: Sequence[FollowedRun]) -> Table:
   known, keys = [], []
   for run in runs:
     lives, _ = run.lives()
-    told = run.status.learners if run.status else ()
-    of_learner = {learner_name(each.learner): each for each in told}
+    rows = run.status.learners if run.status else ()
+    of_learner = {learner_name(each.learner): each for each in rows}
     for name, how in run.states().items():
       started = len(lives.get(name, ())) or None
       keys.append((run.label, name, how, started))
       known.append(of_learner.get(name))
   shown = [*figures.shown(figures.LEARNER, figures.PAGE)]
   values = [[x and figure.value(x) for x in known] for figure in shown]
-  kept = [i for i, of in enumerate(values) if set(of) != {None}]
+  kept = [i for i, column in enumerate(values) if set(column) != {None}]
   return Table(
     'processes',
     'Processes',

@@ -41,7 +41,7 @@ class RecordedSweep:
   folder: pathlib.Path
   variants: tuple[Variant, ...]  # In the order of the sweep, as far as known.
   # Results by variant's label and seed.
-  found: Mapping[str, Mapping[int, SeedResult]]
+  results: Mapping[str, Mapping[int, SeedResult]]
   # (label, seed) of runs that were begun and have no result.
   missing: tuple[tuple[str, int], ...]
   gaps: tuple[str, ...]  # Sentences on what is missing.
@@ -76,26 +76,26 @@ def read(folder: pathlib.Path, label: str) -> RecordedSweep:
     variants = [Variant(name, {}) for name in sorted(seeds)]
   known = {sweep.folder(folder, v.label, 0).parent.name for v in variants}
   variants += [Variant(n, {}) for n in sorted(seeds) if n not in known]
-  found, missing = {}, []
+  results, missing = {}, []
   for variant in variants:
     name = sweep.folder(folder, variant.label, 0).parent.name
     for seed, path in seeds.get(name, {}).items():
       if (path / sweep.RESULT).exists():
-        found.setdefault(variant.label, {})[seed] = sweep.read_from(path)
+        results.setdefault(variant.label, {})[seed] = sweep.read_from(path)
       else:
         missing.append((variant.label, seed))
   return RecordedSweep(
-    label, folder, tuple(variants), found, tuple(missing), tuple(gaps)
+    label, folder, tuple(variants), results, tuple(missing), tuple(gaps)
   )
 
 
 def _seeds(folder: pathlib.Path) -> dict[str, dict[int, pathlib.Path]]:
   """Folders of runs by the name of the variant's folder and seed."""
-  found: dict[str, dict[int, pathlib.Path]] = {}
+  seeds: dict[str, dict[int, pathlib.Path]] = {}
   for path in folder.glob('*/seed-*'):
     if (match := SEED.fullmatch(path.name)) and path.is_dir():
-      found.setdefault(path.parent.name, {})[int(match[1])] = path
-  return {name: dict(sorted(each.items())) for name, each in found.items()}
+      seeds.setdefault(path.parent.name, {})[int(match[1])] = path
+  return {name: dict(sorted(each.items())) for name, each in seeds.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,24 +178,24 @@ def _at(curve: Sequence[CurvePlace], tokens: float) -> float:
 
 def sentences(recorded: RecordedSweep) -> list[str]:
   """Returns remarks on runs without a result, and on gaps."""
-  said = list(recorded.gaps)
+  lines = list(recorded.gaps)
   if recorded.missing:
     runs = ', '.join(f'{label} seed {seed}' for label, seed in recorded.missing)
-    said.append(
+    lines.append(
       f'{recorded.label}: no result yet of {runs}: still being made, or failed '
       "(see the log in the run's folder)."
     )
   absent = [
-    v.label for v in recorded.variants if not recorded.found.get(v.label)
+    v.label for v in recorded.variants if not recorded.results.get(v.label)
   ]
   if absent:
-    said.append(f'{recorded.label}: nothing is known of {", ".join(absent)}.')
-  return said
+    lines.append(f'{recorded.label}: nothing is known of {", ".join(absent)}.')
+  return lines
 
 
 def tiles(recorded: RecordedSweep) -> Iterator[Tile]:
   """Yields the best variant, and how many of its runs have a result."""
-  compared = sweep.compare(recorded.found, recorded.variants)
+  compared = sweep.compare(recorded.results, recorded.variants)
   finite = [each for each in compared if math.isfinite(each.mean)]
   if finite:
     best = min(finite, key=lambda each: each.mean)
@@ -206,7 +206,7 @@ def tiles(recorded: RecordedSweep) -> Iterator[Tile]:
       note += f' ± {half:.2f} %' if half is not None else ' %'
       note += f' against {best.variant.against}'
     yield Tile('lowest held-out loss of Θ', f'{best.mean:.3f}', note, True)
-  done = sum(map(len, recorded.found.values()))
+  done = sum(map(len, recorded.results.values()))
   yield Tile('runs', str(done), f'of {done + len(recorded.missing)} begun')
 
 
@@ -230,7 +230,7 @@ def sections(recorded: RecordedSweep, suffix: str = '') -> Iterator[Part]:
   Args:
     suffix: suffix of the parts' names, unique among sweeps.
   """
-  compared = sweep.compare(recorded.found, recorded.variants)
+  compared = sweep.compare(recorded.results, recorded.variants)
   yield _table(recorded, compared, suffix)
   with_pairs = [each for each in compared if each.difference is not None]
   bases = list(dict.fromkeys(each.variant.against for each in with_pairs))
@@ -248,9 +248,9 @@ def sections(recorded: RecordedSweep, suffix: str = '') -> Iterator[Part]:
   )
   for number, base in enumerate(bases):
     of_base = [x.variant.label for x in with_pairs if x.variant.against == base]
-    found = recorded.found
+    results = recorded.results
     yield from _curves(
-      [(label, gap(found[label], found[base])) for label in of_base],
+      [(label, gap(results[label], results[base])) for label in of_base],
       f'sweep-gap{suffix}-{number}',
       f'On the way, against {base!r}',
       'difference of the loss at equal tokens, %',
@@ -303,17 +303,18 @@ def _table(
   )
 
 
-def _row(each: Comparison) -> tuple[Cell, ...]:
-  results, difference = each.results, each.difference
+def _row(comparison: Comparison) -> tuple[Cell, ...]:
+  results, difference = comparison.results, comparison.difference
+  merged_tokens = comparison.merged_tokens
   last_tokens = [r.curve[-1][1] for r in results if r.curve]
   return (
-    each.variant.label,
+    comparison.variant.label,
     len(results),
-    each.mean,
-    _known(each.spread),
-    each.variant.against,
+    comparison.mean,
+    _known(comparison.spread),
+    comparison.variant.against,
     None if difference is None else 100 * difference,
-    _known(100 * each.half_width),
+    _known(100 * comparison.half_width),
     _known(statistics.fmean(r.learners_loss for r in results)),
     _mean([r.participation for r in results]),
     _mean([r.age_steps for r in results]),
@@ -322,7 +323,7 @@ def _row(each: Comparison) -> tuple[Cell, ...]:
     _mean([r.goodput for r in results]),
     _mean([r.rounds for r in results]),
     statistics.fmean(last_tokens) / 1e6 if last_tokens else None,
-    None if each.merged_tokens is None else each.merged_tokens / 1e6,
+    None if merged_tokens is None else merged_tokens / 1e6,
     _mean([r.wall_s for r in results]),
   )
 
@@ -362,9 +363,9 @@ def _intervals(
     )
 
 
-def _pairs(recorded: RecordedSweep, each: Comparison) -> int:
-  mine = recorded.found[each.variant.label]
-  return len(mine.keys() & recorded.found[each.variant.against].keys())
+def _pairs(recorded: RecordedSweep, comparison: Comparison) -> int:
+  mine = recorded.results[comparison.variant.label]
+  return len(mine.keys() & recorded.results[comparison.variant.against].keys())
 
 
 def _trends(

@@ -60,8 +60,8 @@ class WatchServer(PageServer):
         return JSON, page.as_json(self.page())
       case '/status':
         self.page()
-        found = self._followed.status
-        return JSON, json.dumps(found and status.as_json(found))
+        run_status = self._followed.status
+        return JSON, json.dumps(run_status and status.as_json(run_status))
       case '/metrics':
         self.page()
         text = monitor.text(self._followed.status)

@@ -181,8 +181,8 @@ def script(
   lines = ['#!/bin/bash', f'# {title}']
   for key, value in values.items():
     is_array = isinstance(value, list)
-    said = f'({shlex.join(value)})' if is_array else shlex.quote(str(value))
-    lines.append(f'{key}={said}')
+    word = f'({shlex.join(value)})' if is_array else shlex.quote(str(value))
+    lines.append(f'{key}={word}')
   for name, command in functions.items():
     lines.append(f'{name}() {{\n  {command}\n}}')
   text = pathlib.Path(__file__).with_name(body).read_text()

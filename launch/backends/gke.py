@@ -62,10 +62,10 @@ def filled(template: str, **values: Any) -> dict:
 
   def fill(part):
     if isinstance(part, dict):
-      found = {key: fill(value) for key, value in part.items()}
-      return {key: value for key, value in found.items() if value is not None}
+      filled_ = {key: fill(value) for key, value in part.items()}
+      return {key: value for key, value in filled_.items() if value is not None}
     if isinstance(part, list):
-      return [fill(each) for each in part]
+      return [fill(item) for item in part]
     if isinstance(part, str) and part.startswith('$'):
       return values[part[1:]]
     return part
@@ -167,13 +167,13 @@ class Gke(Backend):
       *(
         filled(
           'claim',
-          name=whole.role_name(each),
-          labels=_labels(whole, each),
-          size=f'{each.resources.disk_gib}Gi',
+          name=whole.role_name(task),
+          labels=_labels(whole, task),
+          size=f'{task.resources.disk_gib}Gi',
         )
-        for each in claims
+        for task in claims
       ),
-      *(self.job_set(whole, each) for each in (*syncer, *whole.first_learners)),
+      *(self.job_set(whole, task) for task in (*syncer, *whole.first_learners)),
     ]
 
   def job_set(self, whole: JobSpec, role: Task) -> dict:

@@ -111,7 +111,7 @@ class QueuedResources(Backend):
       if self.dry_run or self._address(whole, role) is None:
         syncer = self._syncer(whole) if role in whole.shards else ''
         self.create(whole, role, syncer)
-    learners = [each.learner for each in whole.first_learners]
+    learners = [task.learner for task in whole.first_learners]
     if self.dry_run:
       for learner in learners:
         self.add(whole, learner)
@@ -282,17 +282,17 @@ class QueuedResources(Backend):
 
 def slices(whole: JobSpec, listed: str) -> list[QueuedSlice]:
   """Returns the slices of the run's learners from what gcloud lists."""
-  found = []
-  for each in json.loads(listed or '[]'):
-    name = each['name'].rpartition('/')[2]
+  queued = []
+  for x in json.loads(listed or '[]'):
+    name = x['name'].rpartition('/')[2]
     match = re.fullmatch(rf'{re.escape(whole.name)}-learner-(\d+)', name)
     if match and int(match[1]) < len(whole.learners):
-      state = each.get('state', {}).get('state', 'STATE_UNSPECIFIED')
-      specs: Sequence[dict] = each.get('tpu', {}).get('nodeSpec', [])
+      state = x.get('state', {}).get('state', 'STATE_UNSPECIFIED')
+      specs: Sequence[dict] = x.get('tpu', {}).get('nodeSpec', [])
       labels = specs[0].get('node', {}).get('labels', {}) if specs else {}
       attempt = int(labels.get('attempt', 1))
-      found.append(QueuedSlice(int(match[1]), state, attempt))
-  return sorted(found, key=lambda each: each.learner)
+      queued.append(QueuedSlice(int(match[1]), state, attempt))
+  return sorted(queued, key=lambda x: x.learner)
 
 
 class _Watch:
@@ -315,7 +315,7 @@ class _Watch:
 
   def want(self, learners: Collection[int], now_s: float) -> None:
     """These are to have a slice, unless they have one."""
-    held = {each.learner for each in self._look()}
+    held = {x.learner for x in self._look()}
     for learner in sorted(set(learners) - held):
       self._wanted[learner] = now_s, 1
 
@@ -326,13 +326,13 @@ class _Watch:
       CommandFailed: and it would again.
     """
     try:
-      found = self._look()
+      queued = self._look()
     except CommandFailed as error:
       self._unless_passing(error)
       return
-    for each in found:
+    for each in queued:
       self._notice(each, now_s)
-    held = {each.learner for each in found}
+    held = {each.learner for each in queued}
     for learner, (due_s, attempt) in sorted(self._wanted.items()):
       if learner not in held and now_s >= due_s:
         self._ask(learner, attempt, now_s)
@@ -356,21 +356,21 @@ class _Watch:
     backend = self._backend
     return slices(self._whole, backend.run(backend.list_command()))
 
-  def _notice(self, each: QueuedSlice, now_s: float) -> None:
-    learner = each.learner
-    if self._states.get(learner) != each.state:
-      self._say(f'learner-{learner}: {each.state}, attempt {each.attempt}')
-    self._states[learner] = each.state
-    if each.state == 'ACTIVE':
+  def _notice(self, queued: QueuedSlice, now_s: float) -> None:
+    learner = queued.learner
+    if self._states.get(learner) != queued.state:
+      self._say(f'learner-{learner}: {queued.state}, attempt {queued.attempt}')
+    self._states[learner] = queued.state
+    if queued.state == 'ACTIVE':
       self._failures.pop(learner, None)
       self._wanted.pop(learner, None)
-    elif each.state in GONE:
+    elif queued.state in GONE:
       self._delete(learner)  # Once more, where the last time did not do.
       if learner not in self._wanted:
         # A preemption does not count as a failure; a slice that never came up
         # does.
-        wait_s = self._failed(learner) if each.state == 'FAILED' else 0.0
-        self._wanted[learner] = now_s + wait_s, each.attempt + 1
+        wait_s = self._failed(learner) if queued.state == 'FAILED' else 0.0
+        self._wanted[learner] = now_s + wait_s, queued.attempt + 1
 
   def _ask(self, learner: int, attempt: int, now_s: float) -> None:
     role = self._whole.learners[learner]

@@ -73,10 +73,10 @@ class Slurm(Backend):
 
   def _refuse_queued(self, whole: JobSpec, learners: Sequence[Task]) -> None:
     listed = self.act(queue_command(whole))
-    for each in learners:
-      if cancel_commands(listed, each.learner):
+    for task in learners:
+      if cancel_commands(listed, task.learner):
         raise ConfigError(
-          [f'{whole.role_name(each)}: is in the queue already; see squeue']
+          [f'{whole.role_name(task)}: is in the queue already; see squeue']
         )
 
   # Calls of sbatch, which reads a script: arguments and script of each.
@@ -92,11 +92,11 @@ class Slurm(Backend):
       learners: all of them, or those that join.
     """
     assert learners, 'a job array without learners'
-    indices = ','.join(str(each.learner) for each in learners)
+    indices = ','.join(str(x.learner) for x in learners)
     # They differ in their id alone, which the array's index is.
     own = f'--learner={learners[0].learner}'
     assert own in learners[0].arguments, f'{own} not in {learners[0].arguments}'
-    fixed = tuple(each for each in learners[0].arguments if each != own)
+    fixed = tuple(x for x in learners[0].arguments if x != own)
     any_learner = dataclasses.replace(learners[0], arguments=fixed)
     return self.call(whole, any_learner, f'--array={indices}', *options)
 

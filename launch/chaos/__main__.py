@@ -68,10 +68,10 @@ def define_flags() -> None:
 
 
 def _problems(argv, config: RunConfig):
-  given = absl_flags.FLAGS
+  values = absl_flags.FLAGS
   if len(argv) > 1:
     yield f'{argv[1]}: unexpected argument'
-  if not given.workdir:
+  if not values.workdir:
     yield '--workdir: is missing, such as runs/chaos'
   if sys.platform != 'linux':
     yield 'launch.chaos: needs Linux: one address of 127/8 for each learner'
@@ -80,43 +80,43 @@ def _problems(argv, config: RunConfig):
       f'transport.host={config.transport.host}: a run of faults stays on '
       'loopback, 127.0.0.1'
     )
-  for kind in given.kinds:
+  for kind in values.kinds:
     try:
       faults.check(RealStage, kind)
     except RefusedFault as error:
       yield f'--kinds={error}'
-  if not given.minutes > 0:
-    yield f'--minutes={given.minutes:g}: must be above 0'
-  if not given.faults_per_hour >= 0:
-    yield f'--faults_per_hour={given.faults_per_hour:g}: must be at least 0'
+  if not values.minutes > 0:
+    yield f'--minutes={values.minutes:g}: must be above 0'
+  if not values.faults_per_hour >= 0:
+    yield f'--faults_per_hour={values.faults_per_hour:g}: must be at least 0'
 
 
 def main(argv) -> int:
-  given, config = absl_flags.FLAGS, flags.load()
+  values, config = absl_flags.FLAGS, flags.load()
   if problems := [*_problems(argv, config)]:
     raise ConfigError(problems)
   preflight.check_data(config)
   learners = launch_program.on_this_machine(
     config,
-    given.hosts,
-    given.cpu_devices,
+    values.hosts,
+    values.cpu_devices,
     os.environ.get(launch_program.XLA_FLAGS, ''),
   )
   cast = fault_plan.FaultTargets(
     learners=config.protocol.learners,
     ids_max=len(stage.hosts_of(config)),
     servers=(SYNCER, *map(shard_name, range(1, config.syncer.shards))),
-    hosts=tuple(each.hosts for each in learners),
+    hosts=tuple(role.hosts for role in learners),
   )
-  kinds = {kind: KINDS[kind] for kind in given.kinds}
+  kinds = {kind: KINDS[kind] for kind in values.kinds}
   if not kinds:  # All that this run can have.
     kinds = {k: s for k, s in KINDS.items() if fault_plan.can_befall(s, cast)}
-  seconds = given.minutes * 60
+  seconds = values.minutes * 60
   plan = fault_plan.draw(
-    given.seed, seconds, given.faults_per_hour, kinds, cast
+    values.seed, seconds, values.faults_per_hour, kinds, cast
   )
-  root = pathlib.Path(given.workdir)
-  workdir, lock, _ = occupy(root, given.overwrite)
+  root = pathlib.Path(values.workdir)
+  workdir, lock, _ = occupy(root, values.overwrite)
   console = rich.console.Console()
   if not console.is_terminal:
     console = rich.console.Console(width=WIDTH_MIN)
@@ -131,14 +131,14 @@ def main(argv) -> int:
     progress.say(console, text)
 
   say(
-    f'chaos: seed {given.seed}, {given.minutes:g} minutes, {len(plan)} '
+    f'chaos: seed {values.seed}, {values.minutes:g} minutes, {len(plan)} '
     f'faults, in {workdir.root}; it takes about '
-    f'{OTHERWISE_MINUTES + given.minutes:.0f} minutes; Ctrl-C ends it'
+    f'{OTHERWISE_MINUTES + values.minutes:.0f} minutes; Ctrl-C ends it'
   )
   for line in (*KEYS, *plan):
     say(f'  {line}')
   workdir.chaos.mkdir(exist_ok=True)
-  planned = {'seed': given.seed, 'faults': [*map(dataclasses.asdict, plan)]}
+  planned = {'seed': values.seed, 'faults': [*map(dataclasses.asdict, plan)]}
   files.write_json(workdir.chaos / stage.PLAN, planned)
   try:
     clocks = Clocks(workdir.chaos / 'clocks')
@@ -146,7 +146,7 @@ def main(argv) -> int:
       lock,
       signals() as received,
       shown,
-      Relay(stage.hosts_of(config), given.seed) as relay,
+      Relay(stage.hosts_of(config), values.seed) as relay,
       LiveRun(
         *(config, flags.arguments(), workdir),
         on_poll=look,

@@ -103,6 +103,7 @@ def read(workdir: Workdir) -> Record:
   plan = tuple(Fault(**fault) for fault in planned['faults'])
   course = RunPhases(**json.loads((workdir.chaos / COURSE).read_text()))
   performed = workdir.chaos / FAULTS
+  metrics = lambda m: workdir.metrics(learner_name(m))  # noqa: E731
   ids = [
     faults.number_of(path.stem)
     for path in sorted(workdir.tapes.glob('learner-*.jsonl'))
@@ -118,8 +119,7 @@ def read(workdir: Workdir) -> Record:
     tape=read_jsonl(workdir.tape),
     tapes={m: read_jsonl(workdir.learner_tape(m)) for m in ids},
     steps={
-      m: list(map(WrittenStep.of, read_jsonl(workdir.metrics(learner_name(m)))))
-      for m in ids
+      m: [WrittenStep.read(x) for x in read_jsonl(metrics(m))] for m in ids
     },
     events=tuple(ProcessEvent(**x) for x in read_jsonl(workdir.events)),
     ledger=token_ledger.rows_of(
@@ -218,12 +218,12 @@ class _Effects:
     return tuple(map(self._outcome, self._record.plan))
 
   def _outcome(self, fault: Fault) -> Outcome:
-    found = Outcome(fault.number, fault.kind, fault.target)
+    outcome = Outcome(fault.number, fault.kind, fault.target)
     line = self._done.get(fault.number)
     if line is None:
       line = self._record.performed.get(fault.number)
       why = line['failed'] if line else 'it was not reached'
-      return dataclasses.replace(found, failed=why)
+      return dataclasses.replace(outcome, failed=why)
     course, begun_s = self._record.course, line['began_s']
     back_at_s = self._back_at_s[fault.number]
     until_s = course.ended_s if back_at_s is None else back_at_s
@@ -238,7 +238,7 @@ class _Effects:
       if at_s >= begun_s and at_s - late_s <= until_s
     ]
     return dataclasses.replace(
-      found,
+      outcome,
       begun_s=begun_s - course.began_s,
       counted=_counted(line, KINDS[fault.kind].counters),
       back_s=None if back_at_s is None else back_at_s - begun_s,
@@ -411,8 +411,8 @@ def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
       case 'exited':
         # Of several hosts, the last exit tells of the first to die, if that
         # is another one, whose own exit was judged.
-        told = event.detail.partition(';')[0]
-        how = re.sub(rf'^{re.escape(learner)}(\.\d+)? ', '', told)
+        reason = event.detail.partition(';')[0]
+        how = re.sub(rf'^{re.escape(learner)}(\.\d+)? ', '', reason)
         ours = event.pid in killed and how == 'died of SIGKILL'
         leaves = event.pid in stopped and (
           how in LEFT or (left[learner] and how == ABORTED)
@@ -420,7 +420,7 @@ def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
         if event.pid in stopped and how in LEFT:
           left[learner].add(event.pid)
         if not (ours or leaves or (is_over and how == LEFT[0])):
-          findings.append(f'{event.process} ({event.pid}) {told}')
+          findings.append(f'{event.process} ({event.pid}) {reason}')
   return findings
 
 
@@ -499,10 +499,10 @@ def checks(record: Record) -> Iterator[Check]:
   )
 
 
-def table(title: str, found: Iterable[Check]) -> rich.table.Table:
+def table(title: str, results: Iterable[Check]) -> rich.table.Table:
   """Returns a row for each check."""
   rows = []
-  for check in found:
+  for check in results:
     lines = [check.note] if check.note else []
     lines += check.findings[:SHOWN_MAX]
     if (more := len(check.findings) - SHOWN_MAX) > 0:
@@ -519,20 +519,20 @@ def judge(workdir: Workdir, console: rich.console.Console) -> int:
     The exit code: 0 if it holds, 1 if not.
   """
   record = read(workdir)
-  found = [*checks(record)]
-  holds = not any(each.findings for each in found)
+  results = [*checks(record)]
+  holds = not any(x.findings for x in results)
   path = workdir.chaos / VERDICT
   files.write_json(
     path,
     {
       'holds': holds,
-      'outcomes': [dataclasses.asdict(each) for each in record.outcomes],
+      'outcomes': [dataclasses.asdict(x) for x in record.outcomes],
       'goodput': record.goodput,
       'simulated_goodput': record.simulated_goodput,
-      'checks': [dataclasses.asdict(each) for each in found],
+      'checks': [dataclasses.asdict(x) for x in results],
     },
   )
-  console.print(table('verdict', found))
+  console.print(table('verdict', results))
   word = 'holds' if holds else 'DOES NOT HOLD'
   for line in (*(x.line for x in record.outcomes), f'it {word}: {path}'):
     console.print(line, markup=False, highlight=False)

@@ -181,25 +181,25 @@ class _Places:
 
   def _targets(self, shape: Kind, begin_s: float, end_s: float) -> list[str]:
     """Returns the processes that it can befall then."""
-    cast, found = self._cast, []
+    cast, names = self._cast, []
     if SERVER in shape.targets:
-      found += [s for s in cast.servers if self._is_free(s, begin_s, end_s)]
+      names += [s for s in cast.servers if self._is_free(s, begin_s, end_s)]
     if NEWCOMER in shape.targets:
       unused = cast.learners + len(self._joined)
-      found += [learner_name(unused)] if unused < cast.ids_max else []
+      names += [learner_name(unused)] if unused < cast.ids_max else []
     members = [m for m in self._members() if self._is_free(m, begin_s, end_s)]
     if LEARNER in shape.targets:
-      found += members
+      names += members
     if HOST in shape.targets:
-      found += [
+      names += [
         f'{learner_name(m)}.{host}'
         for m, hosts in enumerate(cast.hosts)
         for host in range(1, hosts)
         if learner_name(m) in members
       ]
     if MEMBER in shape.targets:
-      found += self._dispensable(members, begin_s)
-    return found
+      names += self._dispensable(members, begin_s)
+    return names
 
   def _members(self) -> list[str]:
     own = [learner_name(m) for m in range(self._cast.learners)]

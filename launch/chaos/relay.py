@@ -204,9 +204,9 @@ class Relay:
     except (OSError, asyncio.IncompleteReadError, TimeoutError):
       pass  # One of the two is gone, or the relay has reset them.
     finally:
-      for each in (writer, other):
-        if each is not None:
-          each.transport.abort()
+      for end in (writer, other):
+        if end is not None:
+          end.transport.abort()
 
   def _ways_between(
     self, source: str, target: str | None

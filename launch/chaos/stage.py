@@ -78,7 +78,7 @@ class WrittenStep:
   step_s: float
 
   @classmethod
-  def of(cls, record: Mapping) -> 'WrittenStep':
+  def read(cls, record: Mapping) -> 'WrittenStep':
     """Returns a line of a learner's metrics as a step."""
     return cls(
       time_s=record[names.TIME],
@@ -172,13 +172,13 @@ class LiveRun:
     """Reads what the processes have written since the last time."""
     self.tape += self._tape_tail.new_records()
     for m, tail in self._step_tails.items():
-      self.steps[m] += map(WrittenStep.of, tail.new_records())
+      self.steps[m] += map(WrittenStep.read, tail.new_records())
 
   def newcomer(self, learner: int) -> Role:
     """Returns a learner of a new id, with the devices of a single host."""
     role = dataclasses.replace(self._program.newcomer(learner), optional=False)
     if self._of_each:
-      single = (each for each in self._of_each if each.hosts == 1)
+      single = (spec for spec in self._of_each if spec.hosts == 1)
       like = next(single, self._of_each[-1])
       role = dataclasses.replace(
         role, hosts=like.hosts, environment=like.environment
@@ -234,9 +234,7 @@ class LiveRun:
     return False
 
   def all_merge(self, since_s: float) -> bool:
-    """Returns True if every learner was merged since then and since its
-    start.
-    """
+    """Returns True if every learner was merged since then and its start."""
     last = {event.process: event for event in self.events}
     for m in self.learners:
       event = last.get(learner_name(m))
@@ -598,6 +596,6 @@ class Performance:
       fault, began_s=began_s, ended_s=time.time(), counted=counted, failed=''
     )
 
-  def _write(self, fault: Fault, **found) -> None:
+  def _write(self, fault: Fault, **facts) -> None:
     with (self._run.workdir.chaos / FAULTS).open('a') as file:
-      file.write(json.dumps({**dataclasses.asdict(fault), **found}) + '\n')
+      file.write(json.dumps({**dataclasses.asdict(fault), **facts}) + '\n')

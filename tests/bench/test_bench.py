@@ -57,7 +57,7 @@ def test_the_command_writes_table_and_json(tmp_path):
   machine = found['machine']
   assert machine['cores'] > 0
   assert machine['versions']['jax']
-  others = measurement.said(found['others']).split('.')[0]
+  others = measurement.sentence(found['others']).split('.')[0]
   assert others in done.stdout and others in page.read_text()
   lines = [x for x in page.read_text().splitlines() if x.startswith('|')]
   assert len(lines) == 2 + len(found['figures'])

@@ -10,7 +10,7 @@ from diloco.bench.real_run import bowl, get_config
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.config import run_config
 from diloco.learner import restore
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.train_loop import TrainLoop
 from diloco.protocol.learner import state as learner_state
 from diloco.protocol.learner.machine import Learner
@@ -63,8 +63,8 @@ class LoneLearner:
     self.records = LearnerRecords(
       folder, 0, run_spec.fingerprints, 2, self.said.append
     )
-    self.device = Device(run_spec)
-    restored = restore.restore(run_spec, self.device, self.records)
+    self.programs = LearnerPrograms(run_spec)
+    restored = restore.restore(run_spec, self.programs, self.records)
     exchange = NoSyncer()
     exchange.start = Learner(
       run_spec.config.protocol,
@@ -76,7 +76,7 @@ class LoneLearner:
     self.loop = TrainLoop(
       run_spec,
       0,
-      self.device,
+      self.programs,
       restored,
       exchange,
       self.records,

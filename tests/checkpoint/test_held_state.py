@@ -68,29 +68,34 @@ def _theta(learner):
 
 def _restored(learner):
   """Returns position, θ and inner state as another process finds them."""
-  device = learner.device
+  programs = learner.programs
   bases = {p: dict(x) for p, x in learner.loop._state.own.bases.items()}
   found = learner.records.restore_state(
-    device.params_like, device.state_like, bases
+    programs.params_like, programs.state_like, bases
   )
   arrays = found.arrays
   position = found.meta['progress']['position']
   return position, (arrays['params'], arrays['inner_state'])
 
 
-def test_a_step_beside_gives_the_same_bits_and_leaves_what_it_is_given(
+def test_a_double_buffered_step_gives_the_same_bits_and_leaves_what_it_is_given(
   run_spec, learner
 ):
-  device = learner.device
-  params, state = device.init(run_spec.initial_parameters())
+  programs = learner.programs
+  params, state = programs.init(run_spec.initial_parameters())
   given = _bits((params, state))
-  batch = device.put_batch(learner.batch)
-  spare = device.zeros(device.params_like), device.zeros(device.state_like)
-  beside = device.step_double_buffered(params, state, batch, 0.1, (0, 7), spare)
+  batch = programs.put_batch(learner.batch)
+  spare = (
+    programs.zeros(programs.params_like),
+    programs.zeros(programs.state_like),
+  )
+  beside = programs.step_double_buffered(
+    params, state, batch, 0.1, (0, 7), spare
+  )
   beside_bits = _bits(beside)
   assert _bits((params, state)) == given
   assert jax.tree.leaves(spare)[0].is_deleted()
-  assert _bits(device.step(params, state, batch, 0.1, (0, 7))) == beside_bits
+  assert _bits(programs.step(params, state, batch, 0.1, (0, 7))) == beside_bits
 
 
 def test_the_loop_copies_nothing_where_it_saves(learner, gate, monkeypatch):
@@ -157,8 +162,8 @@ def test_a_blend_right_after_a_save_does_not_change_it(learner, gate):
   loop = learner.loop
   loop._save()
   theta = loop._state.own.bases[0]
-  placed = learner.device.put_fragment(0, theta)
-  blended = learner.device.overwrite(
+  placed = learner.programs.put_fragment(0, theta)
+  blended = learner.programs.replace(
     0, loop._state.holder.to_blend(loop._state.params), placed
   )
   gate.put(None)
@@ -190,6 +195,6 @@ def test_hosts_go_on_from_one_step_and_set_newer_ones_aside(run_spec, learner):
     learner.loop._save()
     assert learner.records.wait(SAVE_S)
   assert learner.records.readable() == (3, 5)
-  found = restore.restore(run_spec, learner.device, learner.records, 3)
+  found = restore.restore(run_spec, learner.programs, learner.records, 3)
   assert found.source.kind == 'checkpoint'
   assert learner.records.readable() == (3,)

@@ -9,6 +9,7 @@ import pytest
 from diloco.config import run_config, sections
 from diloco.config.sections import ConfigError
 from diloco.data.sources import MixtureSource
+from diloco.protocol.config import BLEND, OLD_BLENDS, with_current_blend
 from experiments import common
 
 
@@ -33,6 +34,32 @@ def test_the_defaults_are_valid_and_complete():
   assert config.protocol.fragments == 8
   assert config.outer == sections.OuterConfig(lr=0.6, momentum=0.7)
   assert sections.flatten(common.base()).keys() == run_config.key_types().keys()
+
+
+@pytest.mark.parametrize(('old', 'now'), OLD_BLENDS.items())
+def test_a_value_of_the_old_name_is_taken_and_said_once(old, now, capsys):
+  sections._renamed.cache_clear()
+  for _ in range(2):
+    config = run_config.build(changed(protocol__blend=old))
+    assert config.protocol.blend == now
+  assert capsys.readouterr().err == (
+    f'note: protocol.blend={old} is now {now}; the old name goes with '
+    'the next release\n'
+  )
+
+
+@pytest.mark.parametrize(('old', 'now'), OLD_BLENDS.items())
+def test_a_recorded_old_name_is_read_without_a_word(old, now, capsys):
+  sections._renamed.cache_clear()
+  config = run_config.build(changed(protocol__blend=now))
+  recorded = dataclasses.asdict(config)
+  recorded['protocol']['blend'] = old
+  assert run_config.restore(recorded) == config
+  assert recorded['protocol']['blend'] == old
+  fingerprints = run_config.agreement(config)
+  begun = {**fingerprints, 'protocol.blend': f'"{old}"'}
+  assert with_current_blend(begun, BLEND) == fingerprints
+  assert capsys.readouterr().err == ''
 
 
 def test_an_unknown_key_names_the_nearest_one():
@@ -171,8 +198,11 @@ def test_an_int_is_a_float():
       'model.top_k=9: must be at most model.experts=8',
     ),
     ({'transport__port': 70000}, '0 … 65535'),
-    ({'protocol__blend_alpha': 0.5}, "must be 0, blend='carry' takes none"),
-    ({'protocol__blend': 'mix', 'protocol__blend_alpha': 2.0}, 'in [0, 1]'),
+    ({'protocol__blend_alpha': 0.5}, "must be 0, blend='rebase' takes none"),
+    (
+      {'protocol__blend': 'interpolate', 'protocol__blend_alpha': 2.0},
+      'in [0, 1]',
+    ),
     ({'name': 'a/b'}, 'letters, digits'),
     ({'seed': -1}, 'must be in 0'),
   ],
@@ -311,7 +341,7 @@ def test_the_agreement_leaves_out_what_may_differ():
     {'seed': 1},
     {'outer__lr': 0.5},
     {'protocol__total_steps': 501},
-    {'protocol__blend': 'mix', 'protocol__blend_alpha': 0.5},
+    {'protocol__blend': 'interpolate', 'protocol__blend_alpha': 0.5},
     {'codec__error_feedback': False},
     {'transport__data_plane': 'grpc'},
   ],
@@ -351,7 +381,7 @@ def test_a_section_is_never_made_up():
 
 def test_alpha_is_read_where_runs_once_had_it():
   config = run_config.build(
-    changed(protocol__blend='mix', protocol__blend_alpha=0.5)
+    changed(protocol__blend='interpolate', protocol__blend_alpha=0.5)
   )
   fields = dataclasses.asdict(config)
   fields['blend_alpha'] = fields['protocol'].pop('blend_alpha')

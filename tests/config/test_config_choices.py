@@ -7,4 +7,6 @@ from diloco.protocol.config import BLENDS
 
 def test_a_blend_is_in_both_registries():
   assert BLENDS.keys() == blend.RULES.keys()
-  assert all(BLENDS[n].mixes == blend.RULES[n].takes_alpha for n in BLENDS)
+  assert all(
+    BLENDS[n].interpolates == blend.RULES[n].takes_alpha for n in BLENDS
+  )

@@ -140,7 +140,7 @@ def test_every_key_has_a_type_and_a_meaning():
   assert not [key.name for key in keys if len(key.meaning) < 4]
   alpha = next(key for key in keys if key.name == 'protocol.blend_alpha')
   assert (alpha.kind, alpha.default) == ('float', 0.0)
-  assert alpha.meaning.endswith("of 'mix': the weight of what is overwritten.")
+  assert alpha.meaning.endswith("of 'interpolate': the weight of θ.")
 
 
 def test_choices_are_listed_as_they_are_registered():

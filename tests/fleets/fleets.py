@@ -24,7 +24,7 @@ def config_of(**changes) -> ProtocolConfig:
     'weighting': 'tokens',
     'patience': 1.0,
     'total_steps': 10**9,
-    'blend': 'overwrite',
+    'blend': 'replace',
   }
   return ProtocolConfig(**fields | changes)
 

@@ -12,7 +12,7 @@ from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.config import run_config
 from diloco.learner import restore
 from diloco.learner.connection import SyncerAddress
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
 from diloco.metrics.jsonl import read_jsonl
@@ -53,7 +53,7 @@ class Living:
     left: why it left, once it has.
   """
 
-  def __init__(self, run: 'Run', learner: int, plane, device):
+  def __init__(self, run: 'Run', learner: int, plane, programs):
     run_spec, workdir = run.run_spec, run.workdir
     checkpoint = run_spec.config.checkpoint
     self._plane = plane
@@ -66,12 +66,12 @@ class Living:
       checkpoint.keep_latest,
       say=run.said.append,
     )
-    self.restored = restore.restore(run_spec, device, records)
+    self.restored = restore.restore(run_spec, programs, records)
     self.exchange = SyncerClient(
       run_spec,
       learner,
       SyncerAddress(run.syncing.address, plane),
-      device,
+      programs,
       self.restored.host,
       self.restored.start,
     )
@@ -84,7 +84,7 @@ class Living:
     self.training = TrainLoop(
       run_spec,
       learner,
-      device,
+      programs,
       self.restored,
       self.exchange,
       records,
@@ -150,7 +150,7 @@ class Run:
     floor_s = PULL_S / config.protocol.patience
     self._quick = mock.patch.object(timeouts, 'TRANSFER_FLOOR_S', floor_s)
     self._quick.start()
-    self.device = Device(self.run_spec)
+    self.programs = LearnerPrograms(self.run_spec)
     self.workdir = Workdir(folder)
     self._network = MemoryNetwork()
     self._faults = faults
@@ -200,9 +200,9 @@ class Run:
     for thread in (self._syncer, *self._shards):
       thread.start()
 
-  def start(self, learner: int, plane=None, device=None) -> Living:
+  def start(self, learner: int, plane=None, programs=None) -> Living:
     """Starts a learner, beside whatever runs."""
-    living = self._make(learner, plane, device)
+    living = self._make(learner, plane, programs)
     living.thread.start()
     return living
 
@@ -285,9 +285,9 @@ class Run:
     lines = read_jsonl(self.workdir.tape)
     return [line for line in lines if line['kind'] == kind]
 
-  def _make(self, learner: int, plane=None, device=None) -> Living:
+  def _make(self, learner: int, plane=None, programs=None) -> Living:
     plane = plane or self.plane(1 + learner)
-    living = Living(self, learner, plane, device or self.device)
+    living = Living(self, learner, plane, programs or self.programs)
     self.learners.append(living)
     return living
 

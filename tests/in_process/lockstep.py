@@ -18,8 +18,8 @@ from diloco.checkpoint.learner_records import HeldState, LearnerRecords
 from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner import restore
-from diloco.learner.device import Device
 from diloco.learner.local_delta import LocalDelta
+from diloco.learner.programs import LearnerPrograms
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.models import api
 from diloco.numerics import payload
@@ -93,9 +93,9 @@ class _LockstepLearner:
     run_spec = lockstep.run_spec
     self.id = learner
     self._lockstep = lockstep
-    self._device = lockstep.device
+    self._programs = lockstep.programs
     self._records = lockstep.records(learner)
-    restored = restore.restore(run_spec, lockstep.device, self._records)
+    restored = restore.restore(run_spec, lockstep.programs, self._records)
     self.host = restored.host
     self.machine = Learner(
       run_spec.config.protocol,
@@ -115,7 +115,7 @@ class _LockstepLearner:
       run_spec.config.seed,
     )
     self._own = LocalDelta(
-      lockstep.device,
+      lockstep.programs,
       run_spec.config.protocol.blend,
       {p: self.host.fragment(p)[1] for p in lockstep.fragments},
       self.params,
@@ -129,13 +129,13 @@ class _LockstepLearner:
       self._perform(effect)
 
   def step(self):
-    batch = self._device.put_batch(self.batches[self.steps])
+    batch = self._programs.put_batch(self.batches[self.steps])
     lr = self._lockstep.run_spec.config.inner.lr
-    self.params, self.inner_state, metrics = self._device.step(
+    self.params, self.inner_state, metrics = self._programs.step(
       self.params, self.inner_state, batch, lr, (self.id, self.steps)
     )
     self.steps += 1
-    tokens = self._device.tokens_per_step
+    tokens = self._programs.tokens_per_step
     self.handle(learner_events.Boundary(tokens))
     self._loss = float(metrics['loss'])
     self.handle(
@@ -169,7 +169,7 @@ class _LockstepLearner:
         p = effect.fragment
         held, theta = self.host.fragment(p)
         assert held == effect.version, f'{held=} {effect=}'
-        placed = self._device.put_fragment(p, theta)
+        placed = self._programs.put_fragment(p, theta)
         self.params = self._own.take_in(
           p, self.params, theta, placed, effect, training=True
         )
@@ -238,7 +238,7 @@ class Lockstep:
     self.run_spec = make_run_spec(run_config.build(config), model)
     self.fragments = range(self.run_spec.config.protocol.fragments)
     self.now = 0.0
-    self.device = Device(self.run_spec)
+    self.programs = LearnerPrograms(self.run_spec)
     self.model = OuterState(self.run_spec)
     self.sent: dict[tuple[int, int], np.ndarray] = {}
     self.published: list[syncer_events.Publish] = []

@@ -24,30 +24,30 @@ LAST = 3  # Another.
 
 
 class Watched:
-  """A device that notes what is trained on, and what is donated.
+  """Programs that note what is trained on, and what is donated.
 
   Args:
-    device: does the work.
+    programs: do the work.
   """
 
-  def __init__(self, device):
-    self._device = device
+  def __init__(self, programs):
+    self._programs = programs
     self.batches: list[int] = []  # Positions, in order.
     self.held: list = []  # Inner states that were held, to be donated too.
     self.first = None  # The inner state of the first step.
 
   def __getattr__(self, name):
-    return getattr(self._device, name)
+    return getattr(self._programs, name)
 
   def step(self, params, state, batch, lr, key):
     self._note(state, key)
-    return self._device.step(params, state, batch, lr, key)
+    return self._programs.step(params, state, batch, lr, key)
 
   def step_double_buffered(self, params, state, batch, lr, key, spare):
     """Makes the step after a donation or a checkpoint."""
     self._note(state, key)
     self.held.append(_bits(state))
-    return self._device.step_double_buffered(
+    return self._programs.step_double_buffered(
       params, state, batch, lr, key, spare
     )
 
@@ -138,7 +138,7 @@ def story(tmp_path_factory):
   _note_reports(run, told)
 
   def start(name: str, learner: int, plane=None) -> Living:
-    told.watched[name] = Watched(run.device)
+    told.watched[name] = Watched(run.programs)
     living = run.start(learner, plane, told.watched[name])
     told.processes[name] = living.exchange.process
     return living

@@ -32,7 +32,7 @@ def _assert_same(found, expected):
 
 
 @pytest.mark.parametrize(
-  'fragments,overlap,blend', [(1, 0, 'overwrite'), (2, 0, 'overwrite')]
+  'fragments,overlap,blend', [(1, 0, 'replace'), (2, 0, 'replace')]
 )
 def test_one_learner_without_outer_momentum_is_plain_training(
   fragments, overlap, blend
@@ -52,14 +52,14 @@ def test_one_learner_without_outer_momentum_is_plain_training(
   _assert_same(lock.learners[0].params, _plain(lock, 0, 24))
 
 
-def test_with_carry_the_overlap_costs_one_learner_nothing():
+def test_rebased_the_overlap_costs_one_learner_nothing():
   config = toy_config(
     learners=1,
     fragments=2,
     sync_every_steps=4,
     overlap_steps=2,
     quorum=1,
-    blend='carry',
+    blend='rebase',
   )
   config.outer.update(lr=1.0, momentum=0.0, anneal_fraction=0.0)
   lock = Lockstep(config, 1, 2, lockstep.toy_model())
@@ -122,7 +122,7 @@ def test_all_learners_in_step_are_synchronous_or_streaming_diloco(
     sync_every_steps=4,
     overlap_steps=overlap,
     quorum=3,
-    blend='overwrite',
+    blend='replace',
   )
   config.outer.update(lr=OUTER_LR, momentum=MOMENTUM, anneal_fraction=0.0)
   lock = Lockstep(config, 3, overlap, lockstep.toy_model())

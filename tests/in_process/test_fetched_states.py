@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from diloco.config import run_config
-from diloco.learner.device import Device
 from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.hosts.host_transfer import OFFERS_MAX
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import whole_replica
 from diloco.learner.transfers import FragmentTransfer
 from diloco.protocol import host_messages, messages
@@ -83,7 +83,7 @@ class Pair:
 
   def __init__(self):
     self._run_spec = make_run_spec(run_config.build(tests_tiny.get_config()))
-    self._device = Device(self._run_spec)
+    self._programs = LearnerPrograms(self._run_spec)
     network = MemoryNetwork()
     self.hosts, self.plane = OtherHost(), LosingPlane(network)
     initial = self._run_spec.initial_fragments()
@@ -102,11 +102,11 @@ class Pair:
     )
 
   def _carrier(self, copy, plane, hosts) -> FragmentTransfer:
-    return FragmentTransfer(self._run_spec, self._device, copy, plane, hosts)
+    return FragmentTransfer(self._run_spec, self._programs, copy, plane, hosts)
 
   def donate(self) -> messages.StateAt:
     """The donor offers it all once (more), host 1 as host 0 does."""
-    _, state = self._device.init(self._run_spec.initial_parameters())
+    _, state = self._programs.init(self._run_spec.initial_parameters())
     handles = self.donor.donation_handles()
     self.donor_host.offered = (messages.Part(1, 1),) * len(handles)
     said = host_messages.DonateAt(*NEWCOMER, handles)

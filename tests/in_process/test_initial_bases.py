@@ -9,7 +9,7 @@ from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner import restore
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.train_state import DoubleBuffer
 from diloco.numerics import payload
 from diloco.run.spec import make_run_spec
@@ -22,14 +22,14 @@ STEPS = 3
 
 def test_steps_leave_the_first_bases_as_they_were(tmp_path):
   run_spec = make_run_spec(run_config.build(tests_tiny.get_config()))
-  device = Device(run_spec)
+  programs = LearnerPrograms(run_spec)
   records = LearnerRecords(tmp_path, 0, run_spec.fingerprints, 1, say=print)
-  restored = restore.restore(run_spec, device, records)
-  holder = DoubleBuffer(device)
+  restored = restore.restore(run_spec, programs, records)
+  holder = DoubleBuffer(programs)
   params, state = restored.params, restored.inner_state
   batches = pipeline.batches(run_spec.dataset(0), 0, 1)
   for step in range(STEPS):
-    placed = device.put_batch(next(batches))
+    placed = programs.put_batch(next(batches))
     params, state, metrics = holder.step(params, state, placed, 0.1, (0, step))
   assert math.isfinite(metrics['loss'])
   batches.close()

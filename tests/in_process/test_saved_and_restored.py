@@ -71,7 +71,7 @@ def _plain(tree):
 def synchronous(tmp_path_factory):
   """Runs 2N steps: without a break, and restored after N."""
   folder = tmp_path_factory.mktemp('saved')
-  config = _config(overlap_steps=0, blend='overwrite')
+  config = _config(overlap_steps=0, blend='replace')
   whole = Lockstep(config, LEARNERS, 0, lockstep.toy_model())
   whole.run(N)
   half = Lockstep(config, LEARNERS, 0, lockstep.toy_model(), folder)
@@ -116,8 +116,8 @@ def _told(publish):
   return publish.round, publish.fragment, publish.version, shares
 
 
-def test_with_overlap_and_carry_the_disk_loses_no_bit(tmp_path):
-  config = _config(overlap_steps=2, blend='carry')
+def test_with_overlap_and_rebase_the_disk_loses_no_bit(tmp_path):
+  config = _config(overlap_steps=2, blend='rebase')
   half = Lockstep(config, LEARNERS, 2, lockstep.toy_model(), tmp_path)
   half.run(N + 2)  # The last round's update was taken in: none is open.
   state = half.learners[0].machine.snapshot()

@@ -57,7 +57,7 @@ def model(sizes):
 def get_config(arg=None):
   config = own_model.get_config('quicktest')
   config.model.kind = 'counting:model'
-  config.protocol.update(total_steps=%d, blend='carry')
+  config.protocol.update(total_steps=%d, blend='rebase')
   config.lab.update(system=arg, checkpoint_steps=%d, away_steps=2.0)
   config.lab.update(eval_every_steps=3, mtbf_steps=15.0)
   config.faults = ('kill learner 0 at 0.2', 'kill learner 1 at 0.75')

@@ -10,7 +10,7 @@ import pytest
 from diloco.config import run_config
 from diloco.lab.outputs import LabObserver
 from diloco.lab.run import train
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.metrics import names
 from diloco.numerics.schedule import make_schedule
 from diloco.run.spec import make_run_spec
@@ -83,13 +83,13 @@ def test_who_returns_goes_on_with_its_schedule(progress, monkeypatch):
   What is recorded is the rate of the step.
   """
   taken = collections.defaultdict(list)
-  step = Device.step
+  step = LearnerPrograms.step
 
-  def recorded_step(device, params, state, batch, lr, draw):
+  def recorded_step(programs, params, state, batch, lr, draw):
     taken[draw[0]].append((draw[1], float(lr)))
-    return step(device, params, state, batch, lr, draw)
+    return step(programs, params, state, batch, lr, draw)
 
-  monkeypatch.setattr(Device, 'step', recorded_step)
+  monkeypatch.setattr(LearnerPrograms, 'step', recorded_step)
   rates = _Rates(taken)
   changes = {**DEADLY, 'inner__progress': progress, 'lab__slow_learners': 1}
   trained = _train_anew(

@@ -292,9 +292,13 @@ def test_the_end_table_compares_loss_and_bytes():
   rows = rows_of(text)
   for name, told in zip(('learner-0', 'learner-1'), learners, strict=True):
     columns = figures.shown(figures.LEARNER, figures.END)
-    assert rows[name][1:] == ' '.join(each.of(told) for each in columns).split()
+    assert (
+      rows[name][1:] == ' '.join(each.text_in(told) for each in columns).split()
+    )
   for figure in figures.shown(figures.RUN, figures.END):
-    assert f'{figure.label} ' in text and figure.of(run) in text, figure.name
+    assert f'{figure.label} ' in text and figure.text_in(run) in text, (
+      figure.name
+    )
   assert rows['refused'] == ['refused', '2']  # Not "1 contributions refused".
   for part in (
     '1.900', '2.741', '2.426', '3.500',  # nats and bits, end and bigram

@@ -15,8 +15,8 @@ import numpy as np
 
 from diloco.config import run_config
 from diloco.data import pipeline
-from diloco.learner.device import Device
 from diloco.learner.hosts import host_transfer
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import FragmentReplica, Mismatch, Replica
 from diloco.protocol import host_messages, messages
 from diloco.run.payload_parts import SliceMap
@@ -32,32 +32,32 @@ CHUNK_BYTES = 10_000  # So that there are several, and one ends in a leaf.
 def main(process: int, coordinator: str):
   jax.distributed.initialize(coordinator, 2, process)
   host_transfer.CHUNK_BYTES_MAX = CHUNK_BYTES
-  run_spec, device = _learner()
-  params, state = _trained(run_spec, device)
+  run_spec, programs = _learner()
+  params, state = _trained(run_spec, programs)
   plane = MemoryPlane(MemoryNetwork())
-  donor = _transfer(run_spec, device, plane)
+  donor = _transfer(run_spec, programs, plane)
 
   held = donor.replica.held()
-  most = host_transfer.payloads_max(run_spec, device.state_like)
+  most = host_transfer.payloads_max(run_spec, programs.state_like)
   handles = tuple(range(1, most + 1))
   address, parts = donor.donate(
-    NEWCOMER, handles, held, device.copy_state(state)
+    NEWCOMER, handles, held, programs.copy_state(state)
   )
   payloads = host_transfer.announced(
     handles, run_spec.full.name, len(held), [parts]
   )
-  newcomer = _transfer(run_spec, device, plane)
+  newcomer = _transfer(run_spec, programs, plane)
   newcomer.fetch(_order(payloads, address, len(held)))
   newcomer.end_fetch(taken=True)
-  placed = device.put_state(newcomer.take_adopted())
-  fresh = device.fresh_state(params)
+  placed = programs.put_state(newcomer.take_adopted())
+  fresh = programs.fresh_state(params)
 
   # The same next step, to the bit, whichever state it is made with.
-  batch = device.put_batch(_dataset(run_spec)[STEPS])
+  batch = programs.put_batch(_dataset(run_spec)[STEPS])
   copied = {path: jax.numpy.copy(x) for path, x in params.items()}
   here = _bits(state), _bits(placed), _bits(fresh)
-  one, _, _ = device.step(params, state, batch, 0.01, (0, STEPS))
-  other, _, _ = device.step(copied, placed, batch, 0.01, (0, STEPS))
+  one, _, _ = programs.step(params, state, batch, 0.01, (0, STEPS))
+  other, _, _ = programs.step(copied, placed, batch, 0.01, (0, STEPS))
   found = {
     'same': here[0] == here[1],
     'unlike_fresh': here[0] != here[2],
@@ -65,8 +65,8 @@ def main(process: int, coordinator: str):
     'theta': _thetas(newcomer) == _thetas(donor),
     'versions': [each.version for each in newcomer.replica.held()],
     'chunks': len(parts) - len(held),
-    'bytes': host_transfer.bytes_here(device.state_like),
-    'whole_bytes': host_transfer.size_bytes(device.state_like),
+    'bytes': host_transfer.bytes_here(programs.state_like),
+    'whole_bytes': host_transfer.size_bytes(programs.state_like),
     'refused': _refusal(newcomer, payloads, address, len(held)),
   }
   donor.end_donations(NEWCOMER)
@@ -79,7 +79,7 @@ def _learner():
   config.mesh.fsdp = 4
   config.data.batch = 8
   run_spec = make_run_spec(run_config.build(config))
-  return run_spec, Device(run_spec)
+  return run_spec, LearnerPrograms(run_spec)
 
 
 def _dataset(run_spec):
@@ -89,24 +89,24 @@ def _dataset(run_spec):
   )
 
 
-def _trained(run_spec, device: Device):
-  params, state = device.init(run_spec.initial_parameters())
+def _trained(run_spec, programs: LearnerPrograms):
+  params, state = programs.init(run_spec.initial_parameters())
   dataset = _dataset(run_spec)
   for i in range(STEPS):
-    batch = device.put_batch(dataset[i])
-    params, state, _ = device.step(params, state, batch, 0.01, (0, i))
+    batch = programs.put_batch(dataset[i])
+    params, state, _ = programs.step(params, state, batch, 0.01, (0, i))
   return params, state
 
 
-def _transfer(run_spec, device: Device, plane):
-  holding = device.holding
+def _transfer(run_spec, programs: LearnerPrograms, plane):
+  holding = programs.holding
   held = [
     FragmentReplica(0, holding.needed_of(p, theta), 0)
     for p, theta in enumerate(run_spec.initial_fragments())
   ]
-  slice_map = SliceMap(run_spec.owners, device.partition)
+  slice_map = SliceMap(run_spec.owners, programs.partition)
   replica = Replica(run_spec, held, slice_map, holding.host)
-  return host_transfer.HostTransfer(run_spec, device, replica, plane)
+  return host_transfer.HostTransfer(run_spec, programs, replica, plane)
 
 
 def _order(payloads, address: str, fragments: int):

@@ -14,7 +14,7 @@ import numpy as np
 
 from diloco.config import run_config
 from diloco.data import pipeline
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.run.spec import make_run_spec
 from experiments import tests_tiny
 
@@ -30,28 +30,28 @@ def losses(kind: str, fsdp: int, expert: int, tensor: int, parts: int) -> dict:
   config.data.batch = 8
   config.inner.accumulate = parts
   config.mesh.update(fsdp=fsdp, expert=expert, tensor=tensor)
-  config.protocol.update(blend='mix', blend_alpha=0.5)
+  config.protocol.update(blend='interpolate', blend_alpha=0.5)
   run_spec = make_run_spec(run_config.build(config))
-  device = Device(run_spec, jax.devices()[: fsdp * expert * tensor])
-  params, state = device.init(run_spec.initial_parameters())
+  programs = LearnerPrograms(run_spec, jax.devices()[: fsdp * expert * tensor])
+  params, state = programs.init(run_spec.initial_parameters())
   theta = run_spec.initial_fragments()
   dataset = pipeline.make_dataset(
     run_spec.text.train, config.data.seq_len, config.data.batch, 4, 0, 0
   )
   found, sizes = [], []
   for i in range(STEPS):
-    batch = device.put_batch(dataset[i])
-    params, state, metrics = device.step(params, state, batch, 0.01, (0, i))
+    batch = programs.put_batch(dataset[i])
+    params, state, metrics = programs.step(params, state, batch, 0.01, (0, i))
     found.append(float(metrics['loss']))
     p = i % len(theta)
-    snapshot = device.snapshot(p, params)
+    snapshot = programs.snapshot(p, params)
     moved = sum(
       float(np.abs(np.asarray(snapshot[k]) - theta[p][k]).sum())
       for k in theta[p]
     )
     assert moved > 0, 'the snapshot is not of the parameters after the step'
-    placed = device.put_fragment(p, theta[p])
-    params = device.blend(p, params, placed, placed)
+    placed = programs.put_fragment(p, theta[p])
+    params = programs.blend(p, params, placed, placed)
     for each in (*snapshot.values(), *placed.values()):
       sizes += [shard.data.size for shard in each.addressable_shards]
   shards = {

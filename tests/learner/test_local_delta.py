@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from diloco.config import run_config
-from diloco.learner.device import Device
 from diloco.learner.local_delta import LocalDelta
+from diloco.learner.programs import LearnerPrograms
 from diloco.numerics.blend import RULES
 from diloco.protocol.learner.events import Apply
 from diloco.run.spec import make_run_spec
@@ -26,22 +26,22 @@ class _Own:
     config = toy_config(
       learners=2, fragments=1, sync_every_steps=4, overlap_steps=1, blend=blend
     )
-    if blend == 'mix':
+    if blend == 'interpolate':
       config.protocol.blend_alpha = 0.5
     run_spec = make_run_spec(run_config.build(config), toy_model())
-    self._device = Device(run_spec)
+    self._programs = LearnerPrograms(run_spec)
     rounded = [
       {name: np.round(x * 64) / 64 for name, x in theta.items()}
       for theta in run_spec.initial_fragments()
     ]
-    params, _ = self._device.init(run_spec.initial_parameters())
-    placed = self._device.put_fragment(0, rounded[0])
-    self._params = self._device.overwrite(0, params, placed)
+    params, _ = self._programs.init(run_spec.initial_parameters())
+    placed = self._programs.put_fragment(0, rounded[0])
+    self._params = self._programs.replace(0, params, placed)
     self._own = LocalDelta(
-      self._device, blend, dict(enumerate(rounded)), self._params
+      self._programs, blend, dict(enumerate(rounded)), self._params
     )
     self._own_blend = blend
-    self._carries = blend == 'carry'
+    self._rebases = blend == 'rebase'
     self._keep = ()
     self._of_base = ()  # Handles of offers on the base of now.
     self._version = 0
@@ -49,7 +49,7 @@ class _Own:
   def restart(self):
     """Restores: only θ and the bases are known."""
     self._own = LocalDelta(
-      self._device, self._own_blend, self._own.bases, self._params
+      self._programs, self._own_blend, self._own.bases, self._params
     )
 
   def train(self, progress: float):
@@ -73,10 +73,10 @@ class _Own:
     self._version += 1
     base = self._own.bases[0]
     theta = {name: x + np.float32(OTHERS) for name, x in base.items()}
-    placed = self._device.put_fragment(0, theta)
+    placed = self._programs.put_fragment(0, theta)
     if merged:
       self._keep = ()
-    carries = self._carries and merged in self._of_base
+    carries = self._rebases and merged in self._of_base
     said = Apply(0, self._version, carries, merged, self._keep)
     self._of_base = ()
     self._params = self._own.take_in(
@@ -98,8 +98,8 @@ def test_who_learns_nothing_offers_nothing(blend):
   assert own.offer(4) == {0.0}
 
 
-def test_carry_keeps_what_came_after_the_copy_that_was_merged():
-  own = _Own('carry')
+def test_rebase_keeps_what_came_after_the_copy_that_was_merged():
+  own = _Own('rebase')
   own.train(0.25)
   assert own.offer(1) == {-0.25}
   own.update()  # Without it: the update overwrites.
@@ -111,8 +111,8 @@ def test_carry_keeps_what_came_after_the_copy_that_was_merged():
   assert own.offer(4) == {-0.0625}
 
 
-def test_carry_counts_from_the_copy_that_was_merged_not_the_newest():
-  own = _Own('carry')
+def test_rebase_counts_from_the_copy_that_was_merged_not_the_newest():
+  own = _Own('rebase')
   own.train(0.25)
   own.offer(1)
   own.train(0.125)
@@ -121,7 +121,7 @@ def test_carry_counts_from_the_copy_that_was_merged_not_the_newest():
   assert own.offer(3) == {-0.125}
 
 
-@pytest.mark.parametrize('blend', ['overwrite', 'mix'])
+@pytest.mark.parametrize('blend', ['replace', 'interpolate'])
 def test_the_others_offer_what_came_since_the_update(blend):
   own = _Own(blend)
   own.train(0.25)
@@ -131,9 +131,9 @@ def test_the_others_offer_what_came_since_the_update(blend):
   assert own.offer(2) == {-0.125}
 
 
-def test_mix_offers_after_a_restart_only_what_came_since():
+def test_interpolate_offers_after_a_restart_only_what_came_since():
   """The process before has left what a checkpoint does not tell from work."""
-  own = _Own('mix')
+  own = _Own('interpolate')
   own.train(0.25)
   own.update()
   own.train(0.125)

@@ -79,5 +79,5 @@ def differing(
     ('terminal', each.name)
     for each in figures.shown(figures.RUN, figures.END)
     if own[each.name] is not None
-    and ' '.join(f'{each.label} {each.of(told)}'.split()) not in printed
+    and ' '.join(f'{each.label} {each.text_in(told)}'.split()) not in printed
   }

@@ -207,14 +207,14 @@ def test_learners_do_not_make_up_for_each_other(sign):
 
 
 @pytest.mark.parametrize('merged_late', (False, True))
-def test_with_mix_what_a_checkpoint_had_pending_is_lost(merged_late):
+def test_interpolated_what_a_checkpoint_had_pending_is_lost(merged_late):
   """The restarted process can't tell it from what was mixed in."""
   syncer, learner = killed()
   if merged_late:  # Of the two steps at the checkpoint, and two that died.
     syncer.append(closed(2, (FIRST, 2, 4, 6)))
   known = [(incarnation_of(FIRST, 1), 8)]
   [found] = token_ledger.rows(
-    syncer, {0: learner}, {0: known}, 1, blend='mix'
+    syncer, {0: learner}, {0: known}, 1, blend='interpolate'
   ).values()
   lost = ((DIED, 20),) if merged_late else ((DIED, 40), (RESTORED, 20))
   assert found == token_ledger.TokenCounts(

@@ -22,9 +22,9 @@ THETA, GLOBAL, SNAPSHOT = arrays(0), arrays(1), arrays(2)
 
 def test_formulas():
   given = THETA, GLOBAL, SNAPSHOT
-  mixed = blend.make_blend('mix', 0.25)(*given)
-  carried = blend.make_blend('carry')(*given)
-  overwritten = blend.make_blend('overwrite')(*given)
+  mixed = blend.make_blend('interpolate', 0.25)(*given)
+  carried = blend.make_blend('rebase')(*given)
+  overwritten = blend.make_blend('replace')(*given)
   for name in THETA:
     t, g, s = (np.float64(x[name]) for x in given)
     np.testing.assert_allclose(mixed[name], 0.25 * t + 0.75 * g, rtol=1e-6)

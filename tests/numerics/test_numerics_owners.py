@@ -41,7 +41,7 @@ def test_another_number_of_shards_is_refused(shards):
 def test_bytes_by_shard_are_those_of_the_owner(shards):
   owners = shards_of(layout(4), shards)
   data = np.arange(5, dtype=np.uint8)
-  for p, owner in enumerate(owners.of):
+  for p, owner in enumerate(owners.shard_of):
     sizes = [part.size for part in owners.parts(data, p)]
     assert sizes == [5 * (s == owner) for s in range(shards)]
     np.testing.assert_array_equal(owners.parts(data, p)[owner], data)

@@ -85,7 +85,7 @@ def test_the_evaluator_did_not_die(trained):
 
 
 def test_the_lab_by_itself_ends_in_the_same_bytes(trained):
-  machine = read_tapes(trained.workdir).learners[0][0].said.machine
+  machine = read_tapes(trained.workdir).learners[0][0].event.machine
   lab = trained.start_without_config(
     'lab',
     'diloco.lab',

@@ -110,7 +110,7 @@ def test_every_surface_has_one_number_a_name(killed):
 
 def test_the_live_headline_and_the_end_table_have_one_clock(killed):
   (launcher,) = (x for x in killed.running if x.name == 'launcher')
-  elapsed = figures.named('elapsed_s').of(status.of_run(killed.workdir))
+  elapsed = figures.named('elapsed_s').text_in(status.of_run(killed.workdir))
   *_, last = re.findall(r' rounds \d+  (\d+:\d\d)', launcher.output)
   assert last == elapsed
 

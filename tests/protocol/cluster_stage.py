@@ -20,7 +20,7 @@ DEFAULTS = {f.name: f.default for f in dataclasses.fields(ProtocolConfig)} | {
   'max_staleness_versions': 2,
   'patience': 0.5,  # 5 s of silence, and more with steps over 0.8 s.
   'total_steps': 1000,
-  'blend': 'overwrite',
+  'blend': 'replace',
 }
 
 

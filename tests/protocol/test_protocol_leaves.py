@@ -114,10 +114,10 @@ def test_token_weight_is_quantity_times_quality():
   assert token_weight(c_tokens=600, c_steps=3) == 600 * 200
 
 
-def test_with_mix_a_process_counts_from_its_checkpoint():
+def test_with_interpolation_a_process_counts_from_its_checkpoint():
   """Earlier steps can't be told from what the rule has left of θ."""
   start = Start('a checkpoint', (0,), (3,), (4,), (400,), step=6, tokens=600)
-  for blend, counted in (('mix', (6, 600)), ('carry', (4, 400))):
+  for blend, counted in (('interpolate', (6, 600)), ('rebase', (4, 400))):
     config = config_of({'fragments': 1, 'blend': blend})
     [fragment] = Learner(config, 'run', 0, {}, start).snapshot().fragments
     assert (fragment.from_step, fragment.from_tokens) == counted

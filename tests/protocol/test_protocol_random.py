@@ -40,7 +40,7 @@ def _draw_config(rng: random.Random):
       'admission': rng.choice(('latest', 'fresh')),
       'max_staleness_versions': rng.choice((0, 1, 3)),
       'total_steps': rng.choice((6, 1000)),
-      'blend': rng.choice(('overwrite', 'carry')),
+      'blend': rng.choice(('replace', 'rebase')),
     }
   )
 

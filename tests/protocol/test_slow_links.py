@@ -43,7 +43,7 @@ def _run(factor: float) -> tuple[FetchCounts, Cluster]:
       'sync_every_steps': FRAGMENTS,
       'quorum': 2,
       'max_staleness_versions': 4,
-      'blend': 'carry',
+      'blend': 'rebase',
       'patience': 1.0,
       'total_steps': 10**6,
     }

@@ -67,7 +67,7 @@ def test_t_does_not_leap_when_the_slower_of_two_is_away_for_a_moment():
 
 
 def test_what_the_faster_one_trains_beyond_the_bound_is_merged():
-  cluster = _two_of_which_one_is_fast(blend='carry')
+  cluster = _two_of_which_one_is_fast(blend='rebase')
   cluster.run(40.0)
   merged = {0: 0, 1: 0}
   for _, merge in cluster.observer.merges:

@@ -45,7 +45,7 @@ def synchronous(tmp_path_factory):
 
 def _replay(run: Run, workdir: Workdir | None = None) -> Replayed:
   plan = make_plan(read_tapes(workdir or run.workdir))
-  held = ReplayBackend(run.run_spec, run.device)
+  held = ReplayBackend(run.run_spec, run.programs)
   return Replay(run.run_spec, plan, held).run()
 
 
@@ -98,9 +98,9 @@ def test_another_step_of_an_apply_is_found(synchronous, tmp_path):
 
   copied = changed(synchronous.workdir, tmp_path, learner=plant)
   version = [
-    x.said.version
+    x.event.version
     for x in read_tapes(copied).learners[1]
-    if isinstance(x.said, ApplyLogged)
+    if isinstance(x.event, ApplyLogged)
   ][2]
   difference = _replay(synchronous, copied).difference
   assert (difference.round, difference.fragment) == (version + 1, 0)
@@ -135,7 +135,7 @@ def _cut(run: Run, folder, step: int, source) -> Workdir:
     step: all of its boundary belongs to the first process.
     source: of the second, by that step's last `Apply`.
   """
-  first = read_tapes(run.workdir).learners[1][0].said.process
+  first = read_tapes(run.workdir).learners[1][0].event.process
   second = first + 1
 
   def cut_learner(lines):

@@ -399,9 +399,9 @@ def test_the_table_refuses():
   assert not _may('launch/local.py', 'jax')
   assert not _may('diloco/sweeps/making.py', 'diloco.lab.run')
   assert not _may('diloco/transport/grpc_transfer.py', 'jax')
-  assert not _may('diloco/learner/device.py', 'diloco.syncer.server')
-  assert not _may('diloco/syncer/server.py', 'diloco.learner.device')
-  assert not _may('diloco/run/spec.py', 'diloco.learner.device')
+  assert not _may('diloco/learner/programs.py', 'diloco.syncer.server')
+  assert not _may('diloco/syncer/server.py', 'diloco.learner.programs')
+  assert not _may('diloco/run/spec.py', 'diloco.learner.programs')
 
 
 def _command_or_package(module: str) -> str:

@@ -28,7 +28,7 @@ CONFIG = ProtocolConfig(
   weighting='tokens',
   patience=100.0,
   total_steps=1_000_000_000,
-  blend='overwrite',
+  blend='replace',
 )
 IDS = 16
 HONEST = 9  # No attacker says that it were this one.

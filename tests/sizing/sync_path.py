@@ -12,7 +12,7 @@ import re
 import sys
 
 from diloco.config import hardware, run_config
-from diloco.learner.device import Device
+from diloco.learner.programs import LearnerPrograms
 from diloco.run.spec import make_run_spec
 from diloco.sizing import estimate
 from experiments import recipe
@@ -21,10 +21,10 @@ from experiments import recipe
 ARRAY = re.compile(r'\b(?:pred|[bsuf]+(\d+)\w*)\[(\d[\d,]*)\]')
 
 
-class Exchange(Device):
-  """A device that compiles all but the step, which takes minutes."""
+class Exchange(LearnerPrograms):
+  """All programs but the step, which takes minutes to compile."""
 
-  def _compile_step(self):
+  def _compile_step(self, step, **options):
     pass
 
 
@@ -37,42 +37,42 @@ def main(scale: str, name: str, *keys: str):
     config[section][field] = int(value)
   run_spec = make_run_spec(run_config.build(config), reads_text=False)
   of = hardware.topology(name)
-  device = Exchange(run_spec, estimate.described(of, 'cpu').devices)
+  programs = Exchange(run_spec, estimate.described(of, 'cpu').devices)
   hosts = tuple(i // of.chips_per_host for i in range(of.chips))
-  partition = dataclasses.replace(device.partition, hosts=hosts)
+  partition = dataclasses.replace(programs.partition, hosts=hosts)
   ahead = run_spec.config.protocol.inflight_max
-  share = estimate.host_share(run_spec, partition, device.state_like)
+  share = estimate.host_share(run_spec, partition, programs.state_like)
   print(
     json.dumps(
       {
         'parameters': run_spec.parameters,
         'on_every_host': sum(
           math.prod(like.shape)
-          for like in device.params_like.values()
+          for like in programs.params_like.values()
           if like.sharding.is_fully_replicated
         ),
         'largest_shard': max(
-          map(estimate.shard_bytes, device.params_like.values())
+          map(estimate.shard_bytes, programs.params_like.values())
         ),
         'programs': {
           name: largest_array(program)
-          for name, program in device.programs.items()
+          for name, program in programs.compiled.items()
           if name.partition(' ')[0] in estimate.EXCHANGING
         },
         'fragment_shards': [
           sum(
             math.prod(place.shard_shape(piece.shape)) * 4
-            for piece, place in placed(device, p)
+            for piece, place in placed(programs, p)
           )
           for p in range(len(run_spec.layout.fragments))
         ],
         'ahead': ahead,
-        **estimate.exchange_memory(device.programs, ahead),
+        **estimate.exchange_memory(programs.compiled, ahead),
         'hosts': share.hosts,
         'values': share.values,
         'state_bytes': share.state_bytes,
         'value_bytes': share.value_bytes,
-        'held_by_hosts': held_by_hosts(device, of.chips_per_host),
+        'held_by_hosts': held_by_hosts(programs, of.chips_per_host),
       }
     )
   )
@@ -90,18 +90,18 @@ def largest_array(program) -> int:
   )
 
 
-def placed(device: Device, fragment: int):
+def placed(programs: LearnerPrograms, fragment: int):
   """Pieces of a fragment with their shardings."""
-  pieces = device._run_spec.layout.fragments[fragment]
-  return [(each, device._places[fragment][each.name]) for each in pieces]
+  pieces = programs._run_spec.layout.fragments[fragment]
+  return [(each, programs._places[fragment][each.name]) for each in pieces]
 
 
-def held_by_hosts(device: Device, per_host: int) -> list[int]:
+def held_by_hosts(programs: LearnerPrograms, per_host: int) -> list[int]:
   """Values of the different shards of all pieces, by host: out of jax alone."""
-  counts = [0] * (device._mesh.size // per_host)
-  order = {each: i for i, each in enumerate(device._mesh.devices.flat)}
-  for p in range(len(device._places)):
-    for piece, place in placed(device, p):
+  counts = [0] * (programs._mesh.size // per_host)
+  order = {each: i for i, each in enumerate(programs._mesh.devices.flat)}
+  for p in range(len(programs._places)):
+    for piece, place in placed(programs, p):
       held = [set() for _ in counts]
       for each, index in place.devices_indices_map(piece.shape).items():
         ranges = tuple(s.indices(n)[:2] for s, n in zip(index, piece.shape))

@@ -50,7 +50,7 @@ def _found(learner: str) -> dict:
 
 @pytest.mark.parametrize('learner', LEARNERS)
 def test_no_array_is_larger_than_a_shard_of_a_parameter(learner):
-  """Issue: by abstract evaluation, of each snapshot, blend and overwrite."""
+  """Issue: by abstract evaluation, of each snapshot, blend and replacement."""
   found = _found(learner)
   assert len(found['programs']) == 3 * len(found['fragment_shards'])
   larger = {

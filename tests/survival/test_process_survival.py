@@ -34,7 +34,7 @@ OVERRIDES = (
   'data.shards=4',
   f'run.step_floor_s={FLOOR_S}',
   'protocol.patience=0.6',
-  'protocol.blend=carry',
+  'protocol.blend=rebase',
   f'checkpoint.learner_every_steps={survival.SAVE_STEPS}',
   'checkpoint.syncer_every_rounds=1000000',  # Only when it has to.
 )

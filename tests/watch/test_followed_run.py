@@ -226,6 +226,6 @@ def test_a_course_stays_short_and_keeps_its_mean():
 
 
 def test_a_course_shows_its_last_values_at_once():
-  course = ThinnedCurve(each=8)
+  course = ThinnedCurve(values_per_point=8)
   course.add(1.0, 5.0)
   assert course.points() == [(1.0, 5.0)]

@@ -120,7 +120,7 @@ def test_every_figure_of_the_table_is_on_the_page_under_its_name(workdir):
   for figure in figures.shown(figures.RUN, figures.PAGE):
     value = figure.value(found)
     if value is not None:
-      assert shown[figure.label] == (figure.of(found), value)
+      assert shown[figure.label] == (figure.text_in(found), value)
   for tile in report.tiles[1:]:
     figure = next(x for x in figures.RUN if x.label == tile.name)
     assert tile.value == figure.text(figure.value(found))

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 
 from diloco.checkpoint.learner_records import LearnerRecords
-from diloco.learner.device import Device
 from diloco.learner.hosts.host_transfer import OF_SESSIONS, HostTransfer
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import Mismatch
 from diloco.learner.restore import restore
 from diloco.learner.train_state import TrainState
@@ -35,7 +35,7 @@ class Follower:
   Args:
     index: of this host, in JAX.
     leading: the connection to the leading host.
-    device: the compiled device.
+    programs: those of this process.
     records: checkpoints of this host.
     plane: the data plane.
 
@@ -49,23 +49,23 @@ class Follower:
     leading: HostConnection,
     run_spec: RunSpec,
     learner: int,
-    device: Device,
+    programs: LearnerPrograms,
     records: LearnerRecords,
     plane: DataPlane,
   ):
     self._records = records
     self._saving_step = 0  # Of the save in progress.
     self._todo: queue.SimpleQueue = queue.SimpleQueue()  # Orders, or an error.
-    self._made = threading.Event()
+    self._ready = threading.Event()
     self._up = Worker('up', JOBS_MAX, self._todo.put)
     self._down = Worker('down', JOBS_MAX, self._todo.put)
     self._connection = leading
     leading.on_message, leading.on_lost = self._hear, self._todo.put
     self._say(host_messages.HostStarted(index, records.readable()))
-    restored = restore(run_spec, device, records, self._next().step)
-    self._state = TrainState(run_spec, learner, device, restored, records)
-    self._transfer = HostTransfer(run_spec, device, restored.host, plane)
-    self._made.set()
+    restored = restore(run_spec, programs, records, self._next().step)
+    self._state = TrainState(run_spec, learner, programs, restored, records)
+    self._transfer = HostTransfer(run_spec, programs, restored.host, plane)
+    self._ready.set()
 
   def stop(self, *_):
     """Asks the leading host to end the learner in good order; signal-safe."""
@@ -102,7 +102,7 @@ class Follower:
     if isinstance(message, host_messages.RestoreFrom):
       self._todo.put(message)
       return
-    self._made.wait()
+    self._ready.wait()
     transfer, down = self._transfer, self._down
     match message:
       case host_messages.OpenSession():
@@ -119,7 +119,7 @@ class Follower:
         self._answer(down, message.job, lambda: transfer.fetch(message))
       case host_messages.FetchOver():
         end = lambda: transfer.end_fetch(message.taken)  # noqa: E731
-        self._answer(down, message.job, end, told=message.taken)
+        self._answer(down, message.job, end, reports=message.taken)
       case host_messages.EndDonations():
         self._submit(self._up, lambda: transfer.end_donations(message.newcomer))
       case _:  # The loop executes it, in order.
@@ -134,7 +134,7 @@ class Follower:
     worker: Worker,
     job: int,
     perform: Callable[[], Done],
-    told: bool = True,
+    reports: bool = True,
   ):
     """Performs on a worker, and reports what is on offer or why it failed."""
 
@@ -144,7 +144,7 @@ class Follower:
       except (TransferFailed, Mismatch) as error:
         reason = f'{type(error).__name__}: {error}'
         done = host_messages.HostDone(job, reason)
-      if told:
+      if reports:
         self._say(done)
 
     self._submit(worker, run)
@@ -176,21 +176,21 @@ class Follower:
     return order
 
   def _do(self, order):
-    given = None
+    argument = None
     match order:
       case host_messages.ApplyFragment():
-        given = self._transfer.take_arrived(order.fragment, order.version)
-        assert given is not None, f'{order} has not arrived here'
+        argument = self._transfer.take_arrived(order.fragment, order.version)
+        assert argument is not None, f'{order} has not arrived here'
       case host_messages.AdoptState():
-        given = self._transfer.take_adopted()
-    made = self._state.perform(order, given)
+        argument = self._transfer.take_adopted()
+    result = self._state.perform(order, argument)
     match order:
       case host_messages.TakeSnapshot() if order.session:
         p, encode = order.fragment, self._transfer.encode_delta
         reference = self._state.own.reference(p)
-        self._offer(order, lambda: encode(p, made, reference))
+        self._offer(order, lambda: encode(p, result, reference))
       case host_messages.DonateAt():
-        self._donate(order, made)
+        self._donate(order, result)
       case host_messages.SaveAt():
         self._saving_step = order.step
 

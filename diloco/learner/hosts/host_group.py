@@ -64,7 +64,7 @@ class HostGroup:
 
   def here(self) -> list[int]:
     """Waits for all of them; returns the launcher's numbers, ascending."""
-    return sorted(each.host for each in self.answers(_HERE).values())
+    return sorted(answer.host for answer in self.answers(_HERE).values())
 
   def agree(self, steps: Sequence[int]) -> int | None:
     """Waits until all have started; tells them, and returns, what to restore.
@@ -78,8 +78,8 @@ class HostGroup:
     """
     if self.count == 1:
       return None
-    found = [set(x.steps) for x in self.answers(_STARTED, STATE_S).values()]
-    step = max(set(steps).intersection(*found), default=NONE)
+    readable = [set(x.steps) for x in self.answers(_STARTED, STATE_S).values()]
+    step = max(set(steps).intersection(*readable), default=NONE)
     self.tell(host_messages.RestoreFrom(step))
     return step
 
@@ -103,8 +103,8 @@ class HostGroup:
     """Waits for each host's answer, and returns them by host, ascending."""
 
     def complete():
-      found = self._answers.get(job, {})
-      return self._lost or len(found) == self.count - 1
+      answers = self._answers.get(job, {})
+      return self._lost or len(answers) == self.count - 1
 
     with self._changed:
       if not self._changed.wait_for(complete, timeout_s):
@@ -132,9 +132,9 @@ class HostGroup:
       yield
     finally:
       answers = self.answers(order.job, timeout_s)
-    for host, each in answers.items():
-      if each.reason:
-        raise Mismatch(f'host {host}: {each.reason}')
+    for host, answer in answers.items():
+      if answer.reason:
+        raise Mismatch(f'host {host}: {answer.reason}')
 
   def have_saved(self, step: int) -> bool:
     """Returns True once no other host is saving that step, or an older one."""

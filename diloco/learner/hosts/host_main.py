@@ -25,10 +25,10 @@ from diloco.learner.connection import (
   SyncerAddress,
   why_refused,
 )
-from diloco.learner.device import Device
 from diloco.learner.hosts.follower import Follower
 from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.hosts.process_group import ProcessGroup
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.restore import CheckpointGone
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
@@ -52,30 +52,30 @@ from diloco.transport.planes import make_plane
 from diloco.transport.sockets import BadAddress, HostUnknown
 
 
-def run(config: RunConfig, given: flags.FlagValues) -> int:
+def run(config: RunConfig, values: flags.FlagValues) -> int:
   """Trains to the end of the run; returns the exit code of the process.
 
   Args:
-    given: the flags of `python -m diloco.learner`.
+    values: the flags of `python -m diloco.learner`.
   """
-  syncer = f'--syncer={given.syncer}'
+  syncer = f'--syncer={values.syncer}'
   with config_flags.refusing(), config_flags.refusing(BadAddress, flag=syncer):
-    sockets.split(given.syncer)
+    sockets.split(values.syncer)
     access = given_access(config.transport, bind=None)
-    process_group = _process_group(config, access, given)
+    process_group = _process_group(config, access, values)
     monitor = monitor_flags.begin(
-      config.name, learner_name(given.learner, given.host)
+      config.name, learner_name(values.learner, values.host)
     )
     run_spec = make_run_spec(config)
     with config_flags.refusing(NotAdmitted, flag='--token_file'):
-      reason = _why_refused(run_spec, access, given)
+      reason = _why_refused(run_spec, access, values)
     if reason is not None:
       return _say_refused(reason)
     hardware.check(os.environ)
     others = _join(process_group)
     run_config.check_devices(config, _device_count())
   try:
-    process = _Process(run_spec, access, process_group, given)
+    process = _Process(run_spec, access, process_group, values)
     if isinstance(others, HostConnection):
       return process.follow(others)
     left = process.train(others, monitor)
@@ -89,7 +89,7 @@ def run(config: RunConfig, given: flags.FlagValues) -> int:
     return 1
   except (GroupLost, CheckpointGone) as error:
     print(f'error: host {process_group.index}: {error}', file=sys.stderr)
-    _die(told=True)
+    _die(explained=True)
   except NotAdmitted as error:
     raise ConfigError([f'--token_file: {error}']) from None
   except Exception:
@@ -105,7 +105,7 @@ def run(config: RunConfig, given: flags.FlagValues) -> int:
 
 
 def _process_group(
-  config: RunConfig, access: Access, given: flags.FlagValues
+  config: RunConfig, access: Access, values: flags.FlagValues
 ) -> ProcessGroup:
   """Returns which process of the learner this is.
 
@@ -115,11 +115,11 @@ def _process_group(
   """
   secret = os.environ.get(hardware.GROUP_SECRET, '')
   process_group = ProcessGroup(
-    given.hosts,
-    given.host,
-    given.coordinator,
+    values.hosts,
+    values.host,
+    values.coordinator,
     config.transport.host,
-    group_secret(access, secret, given.learner),
+    group_secret(access, secret, values.learner),
   )
   if process_group.hosts > 1:
     has_secret = bool(access.token or secret)
@@ -143,7 +143,7 @@ def _join(process_group: ProcessGroup) -> HostGroup | HostConnection:
 
   def lost(error: GroupLost) -> NoReturn:
     print(f'error: --host={process_group.host}: {error}', file=sys.stderr)
-    _die(told=True)
+    _die(explained=True)
 
   try:
     return process_group.join(lost)
@@ -151,9 +151,9 @@ def _join(process_group: ProcessGroup) -> HostGroup | HostConnection:
     lost(error)
 
 
-def _die(told: bool = False) -> NoReturn:
+def _die(explained: bool = False) -> NoReturn:
   """Exits at once: jax would wait for hosts that are gone, and abort."""
-  if not told:
+  if not explained:
     sys.excepthook(*sys.exc_info())
   sys.stderr.flush()
   os._exit(1)
@@ -177,23 +177,23 @@ def _device_count() -> int:
 
 
 def _why_refused(
-  run_spec, access: Access, given: flags.FlagValues
+  run_spec, access: Access, values: flags.FlagValues
 ) -> str | None:
   """Returns why the syncer, if it is there, would refuse this learner for good.
 
   It is asked before a device is touched: compiling takes a minute.
   """
-  if given.host or access.proxy:
+  if values.host or access.proxy:
     return None  # Host 0 asks for all; a proxy alone may reach the syncer.
   process = time.time_ns() // 1_000_000
   inquiry = messages.Inquiry(
     messages.PROTOCOL_VERSION,
     run_spec.config.name,
-    given.learner,
+    values.learner,
     incarnation_of(process, 0),
     run_spec.fingerprints,
   )
-  return why_refused(given.syncer, access, inquiry)
+  return why_refused(values.syncer, access, inquiry)
 
 
 def _say_refused(reason: str) -> int:
@@ -220,15 +220,15 @@ class _Process:
     run_spec: RunSpec,
     access: Access,
     process_group: ProcessGroup,
-    given: flags.FlagValues,
+    values: flags.FlagValues,
   ):
     self._run_spec = run_spec
     self._access = access
-    self._given = given
+    self._flags = values
     self._index = process_group.index
     self._several = process_group.hosts > 1
-    self._workdir = Workdir(pathlib.Path(given.workdir))
-    self._name = learner_name(given.learner)
+    self._workdir = Workdir(pathlib.Path(values.workdir))
+    self._name = learner_name(values.learner)
     transport = run_spec.config.transport
     self._plane = make_plane(transport.data_plane, transport.host, access)
 
@@ -239,8 +239,8 @@ class _Process:
       self._index,
       leading,
       self._run_spec,
-      self._given.learner,
-      self._device(),
+      self._flags.learner,
+      self._programs(),
       records,
       self._plane,
     )
@@ -254,18 +254,18 @@ class _Process:
 
   def train(self, hosts: HostGroup, monitor: Monitor) -> learner_events.Leave:
     """Runs the host that leads; returns why it left."""
-    run_spec, learner = self._run_spec, self._given.learner
+    run_spec, learner = self._run_spec, self._flags.learner
     workdir, name = self._workdir, self._name
-    device, records = self._device(), self._records()
+    programs, records = self._programs(), self._records()
     step = hosts.agree(records.readable())
-    restored = restore.restore(run_spec, device, records, step)
+    restored = restore.restore(run_spec, programs, records, step)
     client = SyncerClient(
       run_spec,
       learner,
       SyncerAddress(
-        self._given.syncer, self._plane, self._access, workdir.summary.exists
+        self._flags.syncer, self._plane, self._access, workdir.summary.exists
       ),
-      device,
+      programs,
       restored.host,
       restored.start,
       hosts=hosts,
@@ -280,13 +280,13 @@ class _Process:
     train_loop = TrainLoop(
       run_spec,
       learner,
-      device,
+      programs,
       restored,
       client,
       records,
       writer,
       tape,
-      self._given.notice_s,
+      self._flags.notice_s,
       hosts,
     )
     hosts.watch(on_stop=train_loop.stop, on_lost=client.crash)
@@ -315,26 +315,26 @@ class _Process:
       files = orbax_files.HostFiles
     return LearnerRecords(
       folder,
-      self._given.learner,
+      self._flags.learner,
       self._run_spec.fingerprints,
       self._run_spec.config.checkpoint.keep_latest,
       say=logging.warning,
       files=files,
     )
 
-  def _device(self) -> Device:
-    """Compiles the device; SIGUSR1 traces its next inner steps."""
+  def _programs(self) -> LearnerPrograms:
+    """Compiles the programs; SIGUSR1 traces the next inner steps."""
     name, run = self._name, self._run_spec.config.run
     if self._several:
-      name += f'.{self._given.host}'
+      name += f'.{self._flags.host}'
     profiler = StepProfiler(
       self._workdir.profiles(name), run.profile_at_step, run.profile_steps
     )
     # Before programs are compiled: without a handler the signal ends a process.
     signal.signal(signal.SIGUSR1, profiler.ask)
-    device = Device(self._run_spec)
-    device.profiler = profiler
-    return device
+    programs = LearnerPrograms(self._run_spec)
+    programs.profiler = profiler
+    return programs
 
 
 def _stop_on_signals(running: TrainLoop | Follower):

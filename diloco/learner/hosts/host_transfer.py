@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from diloco.checkpoint import arrays as checkpoint_arrays
-from diloco.learner.device import Device, take_boxes
+from diloco.learner.programs import LearnerPrograms, take_boxes
 from diloco.learner.replica import (
   ArrivedFragment,
   FragmentReplica,
@@ -55,7 +55,7 @@ class HostTransfer:
   `Mismatch` where they are not what was announced.
 
   Args:
-    device: takes fragments of Θ.
+    programs: take fragments of Θ to the devices.
     replica: the host's copy of Θ.
     plane: the data plane.
 
@@ -65,12 +65,16 @@ class HostTransfer:
   """
 
   def __init__(
-    self, run_spec: RunSpec, device: Device, replica: Replica, plane: DataPlane
+    self,
+    run_spec: RunSpec,
+    programs: LearnerPrograms,
+    replica: Replica,
+    plane: DataPlane,
   ):
     self.replica = replica
     self.sessions = HostSessions(plane, run_spec.owners.shards, replica.host)
-    self._device = device
-    self._slices = device.holding
+    self._programs = programs
+    self._slices = programs.holding
     self._host = replica.host
     self._shards = run_spec.owners.shards
     self._run_spec = run_spec
@@ -155,8 +159,8 @@ class HostTransfer:
     self._donations[newcomer] = publisher
     full, needed = self._run_spec.full, self._slices.needed
     fragments = (
-      payload.encode(each.theta, boxes, full)
-      for each, boxes in zip(held, needed, strict=True)
+      payload.encode(copy.theta, boxes, full)
+      for copy, boxes in zip(held, needed, strict=True)
     )
     parts = []
     for data, handle in zip(
@@ -169,8 +173,8 @@ class HostTransfer:
 
   def end_donations(self, newcomer: tuple[int, ...] = ()):
     """Withdraws what was offered to a newcomer, if anything was, or to all."""
-    for each in [newcomer] if newcomer else list(self._donations):
-      publisher = self._donations.pop(each, None)
+    for receiver in [newcomer] if newcomer else list(self._donations):
+      publisher = self._donations.pop(receiver, None)
       if publisher is not None:
         publisher.close()
 
@@ -206,7 +210,7 @@ class HostTransfer:
     finally:
       fetcher.close()
     fragments = len(self._slices.needed)
-    state = from_chunks(data[fragments:], self._device.state_like)
+    state = from_chunks(data[fragments:], self._programs.state_like)
     if not is_finite(state):
       raise Mismatch("the donor's inner state is not finite")
     self._fetched = order, data[:fragments], state
@@ -221,8 +225,8 @@ class HostTransfer:
     thetas = [payload.decode(x, boxes, full) for x, boxes in zip(data, needed)]
     self.replica.adopt(
       [
-        FragmentReplica(*each)
-        for each in zip(order.versions, thetas, order.crcs, strict=True)
+        FragmentReplica(*fields)
+        for fields in zip(order.versions, thetas, order.crcs, strict=True)
       ]
     )
     for p in range(len(thetas)):
@@ -238,12 +242,12 @@ class HostTransfer:
       (full.name, payload.payload_bytes(boxes, full))
       for boxes in self._slices.needed
     ]
-    state_bytes = bytes_here(self._device.state_like)
-    found = [(each.codec, each.nbytes) for each in payloads]
-    inner = found[len(expected) :]
+    state_bytes = bytes_here(self._programs.state_like)
+    sizes = [(x.codec, x.nbytes) for x in payloads]
+    inner = sizes[len(expected) :]
     total = sum(nbytes for _, nbytes in inner)
     sound = (
-      found[: len(expected)] == expected
+      sizes[: len(expected)] == expected
       and all(
         name == INNER and 0 <= nbytes <= CHUNK_BYTES_MAX
         for name, nbytes in inner
@@ -252,7 +256,7 @@ class HostTransfer:
     )
     if not sound:
       raise Mismatch(
-        f'{len(found)} payloads with {total} bytes of inner state are offered; '
+        f'{len(sizes)} payloads with {total} bytes of inner state are offered; '
         f'this learner takes {len(expected)} fragments and {state_bytes} bytes'
       )
 
@@ -260,7 +264,7 @@ class HostTransfer:
     """Puts the host's copy of a fragment on the devices as well."""
     held = self.replica.held()[fragment]
     self._arrived[fragment, held.version] = ArrivedFragment(
-      fragment, held, self._device.put_fragment(fragment, held.theta)
+      fragment, held, self._programs.put_fragment(fragment, held.theta)
     )
 
   def _by_shard(self, fragment: int):
@@ -324,7 +328,7 @@ def to_chunks(state) -> list[np.ndarray]:
 
 
 def from_chunks(chunks: Sequence[np.ndarray], like) -> dict[str, np.ndarray]:
-  """Returns the arrays that `to_chunks` cut, by name, for `Device.put_state`.
+  """Returns the arrays that `to_chunks` cut, by name, for `put_state`.
 
   Args:
     like: shapes, dtypes and shardings of the state.
@@ -389,8 +393,8 @@ class _HostSession:
 
   def close(self):
     fetchers = (self.fetchers,) if self.fetchers else ()
-    for each in (*self.publishers, *fetchers):
-      each.close()
+    for end in (*self.publishers, *fetchers):
+      end.close()
 
 
 class HostSessions:
@@ -410,9 +414,7 @@ class HostSessions:
     self._open: dict[int, _HostSession] = {}
 
   def open(self, session: int) -> tuple[str, ...]:
-    """Opens publishers for a new session; returns where the shards find
-    them.
-    """
+    """Opens publishers for a new session; returns their addresses by shard."""
     opened = _HostSession(
       [self._plane.publisher('syncer') for _ in range(self._shards)]
     )
@@ -420,29 +422,29 @@ class HostSessions:
       self._open[session] = opened
     return tuple(publisher.address for publisher in opened.publishers)
 
-  def perform(self, said):
+  def perform(self, order):
     """Performs one of `OF_SESSIONS`; nothing if the session has ended."""
-    found = self._found(said.session)
-    if found is None:
+    session = self._session(order.session)
+    if session is None:
       return
-    match said:
+    match order:
       case host_messages.SyncerAt():
-        before, first = found.fetchers, self._host * self._shards
-        own = said.addresses[first : first + self._shards]
-        found.fetchers = payload_parts.Fetchers(self._plane, own)
+        before, first = session.fetchers, self._host * self._shards
+        own = order.addresses[first : first + self._shards]
+        session.fetchers = payload_parts.Fetchers(self._plane, own)
         if before is not None:
           before.close()
       case host_messages.ShardMoved():
-        if found.fetchers is not None:
-          found.fetchers.move(said.shard, said.addresses[self._host])
+        if session.fetchers is not None:
+          session.fetchers.move(order.shard, order.addresses[self._host])
       case host_messages.CloseSession():
         with self._lock:
-          self._open.pop(said.session, None)
-        found.close()
+          self._open.pop(order.session, None)
+        session.close()
       case host_messages.HostRetire():
-        for handle in said.handles:
-          found.unretired.pop(handle, None)
-          for publisher in found.publishers:
+        for handle in order.handles:
+          session.unretired.pop(handle, None)
+          for publisher in session.publishers:
             publisher.retire(handle)
 
   def has_room(self, session: int, fragment: int) -> bool:
@@ -451,10 +453,10 @@ class HostSessions:
     A stopped syncer releases nothing: offers to it must not fill this host, and
     what it finds when it resumes must still be there to be pulled.
     """
-    found = self._found(session)
-    if found is None:
+    opened = self._session(session)
+    if opened is None:
       return False
-    return list(found.unretired.values()).count(fragment) < OFFERS_MAX
+    return list(opened.unretired.values()).count(fragment) < OFFERS_MAX
 
   def offer(
     self, session: int, fragment: int, handle: int, shares: Shares
@@ -464,26 +466,26 @@ class HostSessions:
     Raises:
       Closed: the session has ended.
     """
-    found = self._found(session)
-    if found is None:
+    opened = self._session(session)
+    if opened is None:
       raise Closed('the session has ended')
-    for publisher, data in zip(found.publishers, shares, strict=True):
+    for publisher, data in zip(opened.publishers, shares, strict=True):
       if data.size:
         publisher.offer(handle, data)
-    found.unretired[handle] = fragment
+    opened.unretired[handle] = fragment
     return tuple(map(payload_parts.part_of, shares))
 
   def fetchers(self, session: int) -> payload_parts.Fetchers:
     """Returns what pulls in a session; raises `Closed` if it has ended."""
-    found = self._found(session)
-    if found is None or found.fetchers is None:
+    opened = self._session(session)
+    if opened is None or opened.fetchers is None:
       raise Closed('the session has ended')
-    return found.fetchers
+    return opened.fetchers
 
   def close(self):
     for session in list(self._open):
       self.perform(host_messages.CloseSession(session))
 
-  def _found(self, session: int) -> _HostSession | None:
+  def _session(self, session: int) -> _HostSession | None:
     with self._lock:
       return self._open.get(session)

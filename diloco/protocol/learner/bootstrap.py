@@ -44,8 +44,9 @@ class Start(Value):
   def counting_anew(self) -> 'Start':
     """Returns a copy that counts progress on every fragment from here on.
 
-    With the blend 'mix' a checkpoint does not say what part of θ is progress:
-    whatever was not merged before stays in θ, and is not offered again.
+    With the blend 'interpolate' a checkpoint does not say what part of θ is
+    progress: whatever was not merged before stays in θ, and is not offered
+    again.
     """
     count = len(self.versions)
     return dataclasses.replace(
@@ -138,7 +139,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
       p,
       coming=fragment.host,
       announced=announced,
-      told=(announced, welcome.crcs[p]),
+      at_syncer=(announced, welcome.crcs[p]),
       unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
       needed=announced,
       received=0,

@@ -35,7 +35,7 @@ def leave_in_time(core: Core):
     _decide_open(core, 'not merged within the notice')
   elif not goes or _awaits_outcome(core):
     return
-  _leave(core, f'stopped; {_said(core)}')
+  _leave(core, f'stopped; {_outcomes(core)}')
 
 
 # The last offers --------------------------------------------------------------
@@ -43,9 +43,9 @@ def leave_in_time(core: Core):
 
 def note_last_offer(core: Core, p: int):
   """Notes the newest offer of a fragment as the last one of this session."""
-  made = core.state.fragments[p].offers[-1]
+  newest = core.state.fragments[p].offers[-1]
   others = (x for x in core.state.last_offers if x.fragment != p)
-  last = LastOffer(p, made.handle, made.step)
+  last = LastOffer(p, newest.handle, newest.step)
   core.set(last_offers=(*others, last))
 
 
@@ -54,8 +54,8 @@ def on_merged(core: Core, p: int, handle: int, step: int, by: str):
   for last in core.state.last_offers:
     if last.fragment == p:
       whole = last.handle == handle or step >= last.step
-      of = '' if whole else f'only those up to step {step} '
-      _set(core, last, outcome=f'{of}merged by {by}')
+      extent = '' if whole else f'only those up to step {step} '
+      _set(core, last, outcome=f'{extent}merged by {by}')
 
 
 def on_retired(core: Core, retired: messages.Retired):
@@ -118,12 +118,13 @@ def _awaits_outcome(core: Core) -> bool:
   return False
 
 
-def _said(core: Core) -> str:
-  said = [
+def _outcomes(core: Core) -> str:
+  outcomes = [
     f'of fragment {x.fragment} up to step {x.step}: {x.outcome}'
     for x in sorted(core.state.last_offers, key=lambda x: x.fragment)
   ]
-  return f'last steps {", ".join(said)}' if said else 'no last steps on offer'
+  text = ', '.join(outcomes)
+  return f'last steps {text}' if text else 'no last steps on offer'
 
 
 # The end of the run -----------------------------------------------------------

@@ -36,7 +36,7 @@ class Learner:
     start: Start,
   ):
     assert len(start.crcs) == config.fragments, f'{start=} for {config}'
-    if config.blending.mixes:
+    if config.blending.interpolates:
       start = start.counting_anew()
     self._core = Core(config, run, learner, fingerprints, start.state())
 

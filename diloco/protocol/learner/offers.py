@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import leaving
-from diloco.protocol.learner.state import HALF_STEP, MADE_MAX, Core, Made, View
+from diloco.protocol.learner.state import (
+  HALF_STEP,
+  OWN_OFFERS_MAX,
+  Core,
+  OwnOffer,
+  View,
+)
 
 # A first offer merged this many own steps later was made too early. If an
 # offer can be refreshed before the next is due, up to two steps more are
@@ -181,9 +187,9 @@ def _offer_again(core: Core) -> bool:
   """Repeats the oldest offer that is asked for and possible; others wait."""
   closed = core.state.closed_known
   rounds = [r for r in core.state.again_rounds if r > closed]
-  made = next((r for r in rounds if _snapshot(core, r)), None)
-  core.set(again_rounds=tuple(r for r in rounds if r != made))
-  return made is not None
+  again = next((r for r in rounds if _snapshot(core, r)), None)
+  core.set(again_rounds=tuple(r for r in rounds if r != again))
+  return again is not None
 
 
 def _snapshot(core: Core, round_: int) -> bool:
@@ -197,8 +203,8 @@ def _snapshot(core: Core, round_: int) -> bool:
   c_tokens = state.tokens - fragment.from_tokens
   handle = state.handles + 1
   session, base = state.incarnation, fragment.base
-  made = Made(handle, session, base, state.step, state.tokens, c_tokens)
-  offers = (*fragment.offers, made)[-MADE_MAX:]
+  own = OwnOffer(handle, session, base, state.step, state.tokens, c_tokens)
+  offers = (*fragment.offers, own)[-OWN_OFFERS_MAX:]
   core.effects.append(
     learner_events.Snapshot(
       handle=handle,

@@ -13,7 +13,7 @@ HALF_STEP = 0.5  # Rounds a fractional view of t to the nearest step.
 RATE_WEIGHT = 0.2  # Weight of the newest update in the averages of `View`.
 # Steps of t per own step; bounded, as a learner may have stood still.
 RATE_MAX = 64.0
-MADE_MAX = 8  # Per fragment, including those of an earlier session.
+OWN_OFFERS_MAX = 8  # Per fragment, including those of an earlier session.
 
 
 class View(Value):
@@ -65,7 +65,7 @@ class View(Value):
     )
 
 
-class Made(Value):
+class OwnOffer(Value):
   """An offer that a round may merge, or has merged."""
 
   handle: int
@@ -125,8 +125,8 @@ class Fragment(Value):
   # Version that the host will hold after the fetches in progress.
   coming: int = 0
   announced: int = 0  # The newest version known to exist.
-  # Version and CRC that the syncer has told of last, outside of updates.
-  told: tuple[int, int] | None = None
+  # Version and CRC at the syncer, as it said last outside of updates.
+  at_syncer: tuple[int, int] | None = None
   unlike: bool = False  # The host's bytes differ from the syncer's.
   crc: int = 0  # CRC of the host's copy.
   applied: bool = True  # Whether θ_p was set to the host's copy.
@@ -135,8 +135,8 @@ class Fragment(Value):
   offered_round: int = 0  # The newest round that it was offered for.
   first_step: int = 0  # Own step of the first offer for that round.
   # Those that may be merged, by ascending handle.
-  offers: tuple[Made, ...] = ()
-  merged: Made | None = None  # Was merged by an update that θ has not taken in.
+  offers: tuple[OwnOffer, ...] = ()
+  merged: OwnOffer | None = None  # By an update that θ has not taken in.
   merged_other: bool = False  # An offer unknown to this process was merged.
   # One of `offers` is pulled: a newer one would be useless.
   pulled: bool = False
@@ -182,9 +182,8 @@ class Fragment(Value):
 
   def told_otherwise(self, version: int, crc: int) -> bool:
     """Returns True if the syncer has other bytes of that version."""
-    return (
-      self.told is not None and self.told[0] == version and self.told[1] != crc
-    )
+    at = self.at_syncer
+    return at is not None and at[0] == version and at[1] != crc
 
   def can_be_offered(self, step: int, staleness_max: int) -> bool:
     """Returns True if θ_p has progress at own step `step` that can be offered.
@@ -209,25 +208,25 @@ class Fragment(Value):
     """Own step of the newest offer that may be merged."""
     return self.offers[-1].step if self.offers else None
 
-  def offers_in(self, incarnation: int) -> tuple[Made, ...]:
+  def offers_in(self, incarnation: int) -> tuple[OwnOffer, ...]:
     """Returns the offers of one session."""
     return tuple(x for x in self.offers if x.incarnation == incarnation)
 
   def unanswered(self, incarnation: int) -> int:
     """Counts the session's offers that the syncer has not answered yet."""
     return sum(
-      made.incarnation == incarnation and made.base == self.base
-      for made in self.offers
+      offer.incarnation == incarnation and offer.base == self.base
+      for offer in self.offers
     )
 
-  def found(self, incarnation: int, handle: int) -> Made | None:
+  def own_offer(self, incarnation: int, handle: int) -> OwnOffer | None:
     """Returns the offer with this handle, if it is known."""
     named = (incarnation, handle)
     return next(
       (x for x in self.offers if (x.incarnation, x.handle) == named), None
     )
 
-  def without(self, handles: Sequence[int]) -> tuple[Made, ...]:
+  def without(self, handles: Sequence[int]) -> tuple[OwnOffer, ...]:
     """Returns the offers except those with `handles`."""
     return tuple(x for x in self.offers if x.handle not in handles)
 

@@ -51,7 +51,7 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
   )
   core.set_fragment(
     p,
-    told=(message.version, message.crc),
+    at_syncer=(message.version, message.crc),
     received=fragment.received + 1,
     # The syncer has gone on with other bytes of a version that is here: nothing
     # may begin with these, nor be offered or donated, until the others arrive.
@@ -63,11 +63,11 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
     announced = max(fragment.announced, message.version)
     core.set_fragment(p, announced=announced)
     return
-  made = fragment.found(*named)
-  if made is not None:
-    core.set_fragment(p, merged=made, merged_version=message.version)
+  own = fragment.own_offer(*named)
+  if own is not None:
+    core.set_fragment(p, merged=own, merged_version=message.version)
     by = f'version {message.version}'
-    leaving.on_merged(core, p, made.handle, made.step, by)
+    leaving.on_merged(core, p, own.handle, own.step, by)
   core.set_fragment(
     p,
     coming=message.version,
@@ -194,20 +194,20 @@ def _note_own(core: Core, update: messages.Update):
         )
       )
     return
-  made = fragment.found(update.incarnations[i], update.handles[i])
+  own = fragment.own_offer(update.incarnations[i], update.handles[i])
   core.set_fragment(p, merged_version=update.version)
-  if made is None:
+  if own is None:
     core.set_fragment(p, merged_other=True)
     if not begun:
       return  # Another process of the learner made it.
     waited = update.ages_steps[i]
   else:
-    core.set_fragment(p, merged=made)
+    core.set_fragment(p, merged=own)
     by = f'round {update.round}'
-    leaving.on_merged(core, p, made.handle, made.step, by)
+    leaving.on_merged(core, p, own.handle, own.step, by)
     waited = None  # It was made for an earlier round, which closed without it.
-    if begun and made.step >= fragment.first_step:
-      waited = update.ages_steps[i] + made.step - fragment.first_step
+    if begun and own.step >= fragment.first_step:
+      waited = update.ages_steps[i] + own.step - fragment.first_step
   core.set(
     offer_ahead_steps=next_ahead(
       core.state.offer_ahead_steps, waited, core.config
@@ -273,7 +273,7 @@ def on_rebuilt(core: Core, event: learner_events.Rebuilt):
   # Bytes that the syncer gave up while they were on their way, and its new ones
   # of this version are here already: these were overwritten.
   unlike = fragment.told_otherwise(*arrived)
-  overwritten = unlike and fragment.told == (fragment.host, fragment.crc)
+  overwritten = unlike and fragment.at_syncer == (fragment.host, fragment.crc)
   core.set_fragment(
     event.fragment,
     host=event.version,
@@ -330,34 +330,34 @@ def apply_received(core: Core):
 def _apply(core: Core, p: int, fragment: Fragment):
   """Takes in one fragment.
 
-  With 'carry', progress made after the merged copy stays in θ and counts from
+  With 'rebase', progress made after the merged copy stays in θ and counts from
   there. If nothing made on this base was merged, Θ_p overwrites θ_p, as with
-  'overwrite'; that was measured to be better than to carry all progress since
+  'replace'; that was measured to be better than to carry all progress since
   the base (`experiments/unequal.py`). So a learner never offers the work of
   others.
   """
-  state, made = core.state, fragment.merged
+  state, own = core.state, fragment.merged
   carry = (
-    core.config.blending.carries
+    core.config.blending.rebases
     and state.began
-    and made is not None
-    and made.base == fragment.base
+    and own is not None
+    and own.base == fragment.base
     # Else θ_p was set to other bytes of this version after that copy.
-    and made.step > fragment.from_step
+    and own.step > fragment.from_step
     and not fragment.merged_other
   )
   from_step, from_tokens = state.step, state.tokens
   if carry:
-    from_step, from_tokens = made.step, made.tokens
-  merged_tokens = made.c_tokens if made is not None else 0
+    from_step, from_tokens = own.step, own.tokens
+  merged_tokens = own.c_tokens if own is not None else 0
   # Once an offer was merged, no older one can be.
-  offers = () if made is not None else fragment.offers
+  offers = () if own is not None else fragment.offers
   core.effects.append(
     learner_events.Apply(
       p,
       fragment.host,
       carry,
-      handle=made.handle if made is not None else 0,
+      handle=own.handle if own is not None else 0,
       keep=tuple(x.handle for x in offers),
       merged_tokens=merged_tokens,
       overwritten_tokens=from_tokens - fragment.from_tokens - merged_tokens,

@@ -324,8 +324,8 @@ def on_handed_in(
   # A finish gives every fragment one more round after those that closed.
   closed = state.closed_round if state.knows_less else 0
   if handed_in.last_round < max(state.config.fragments, closed):
-    said = f'last_round={handed_in.last_round}'
-    return f'{said}, round {state.closed_round} closed'
+    words = f'last_round={handed_in.last_round}'
+    return f'{words}, round {state.closed_round} closed'
   state.change(learner, handed_in=handed_in.last_round)
   if state.knows_less:
     _finish_as_told(state, handed_in.last_round)
@@ -383,8 +383,8 @@ def _finish_if_none_steps(state: SyncerState):
   merged before they said it: at most a round per fragment, since each of them
   makes one last offer of each.
   """
-  told = state.members.handed_in
-  if state.finishing or not told or len(told) < len(state.members):
+  learners = state.members.handed_in
+  if state.finishing or not learners or len(learners) < len(state.members):
     return
   until = state.told_until_round
   if until is not None and state.closed_round > until:
@@ -392,7 +392,7 @@ def _finish_if_none_steps(state: SyncerState):
   for learner in sorted(state.members):
     state.change(learner, leaving=False)
     state.pace.join(learner, 0, state.config.quorum)
-  last_round = max(state.members[m].handed_in for m in told)
+  last_round = max(state.members[m].handed_in for m in learners)
   _finish_as_told(state, last_round)
 
 

@@ -19,8 +19,8 @@ def why_over(state: SyncerState, round_: Round) -> str | None:
   """
   if state.finishing:
     return _why_over_at_last(state, round_)
-  found = candidates(state, round_)
-  enough = found.enough(quorum_now(state))
+  pool = candidates(state, round_)
+  enough = pool.enough(quorum_now(state))
   if not enough.holds:
     # This applies in GRACE, too: a learner of the quorum may have died since.
     collect_again(round_)
@@ -32,7 +32,7 @@ def why_over(state: SyncerState, round_: Round) -> str | None:
     round_.quorum_at_s = state.now
     round_.closes_at_s = state.now + _grace_s(state)
   return state.policy.why_over(
-    state.now, round_.closes_at_s, not found.complete, enough.reason
+    state.now, round_.closes_at_s, not pool.complete, enough.reason
   )
 
 

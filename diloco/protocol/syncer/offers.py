@@ -65,7 +65,7 @@ def forget(state: SyncerState, learner: int, held: HeldOffer):
   """Forgets an offer, unless a newer one has taken its place."""
   offers, fragment = state.members[learner].offers, held.offer.fragment
   if offers.get(fragment) is held:
-    offers = {p: each for p, each in offers.items() if p != fragment}
+    offers = {p: x for p, x in offers.items() if p != fragment}
     state.change(learner, offers=offers)
 
 

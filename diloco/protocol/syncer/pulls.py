@@ -50,9 +50,9 @@ def _pull(state: SyncerState, round_: Round, learner: int) -> AdmittedOffer:
 def on_pulled(state: SyncerState, event: syncer_events.Pulled):
   """Notes the bytes of one contribution, which have arrived."""
   _end_straggler(state, event)
-  found = _awaited(state, event)
-  if found is not None:
-    round_, admitted = found
+  pull = _awaited(state, event)
+  if pull is not None:
+    round_, admitted = pull
     waited_s = state.now - round_.pull_began_s
     _measure(state, event.learner, admitted.nbytes, waited_s)
     round_.pulled.add(event.learner)
@@ -64,9 +64,9 @@ def on_pulled(state: SyncerState, event: syncer_events.Pulled):
 def on_pull_failed(state: SyncerState, event: syncer_events.PullFailed):
   """Lets the round go on without a contribution."""
   _end_straggler(state, event)
-  found = _awaited(state, event)
-  if found is not None:
-    round_, admitted = found
+  pull = _awaited(state, event)
+  if pull is not None:
+    round_, admitted = pull
     state.record('pull_failed', event.learner, event.reason)
     waited_s = state.now - round_.pull_began_s
     # Unusable bytes did arrive.

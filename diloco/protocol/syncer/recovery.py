@@ -67,7 +67,7 @@ def knows_more(state: SyncerState, hello: messages.Hello) -> bool:
 
 
 def adopt(
-  state: SyncerState, learner: int, told: Mapping[int, tuple[int, int | None]]
+  state: SyncerState, learner: int, seen: Mapping[int, tuple[int, int | None]]
 ):
   """Adopts what a learner or a shard (−1) knows as what the run has reached.
 
@@ -75,11 +75,11 @@ def adopt(
   versions.
 
   Args:
-    told: version and CRC by fragment; None where the CRC is not known.
+    seen: version and CRC by fragment; None where the CRC is not known.
   """
   assert state.knows_less and not state.members, f'{state.members}'
   known = (
-    (v - 1) * state.config.fragments + p + 1 for p, (v, _) in told.items()
+    (v - 1) * state.config.fragments + p + 1 for p, (v, _) in seen.items()
   )
   closed = max(state.closed_round, *known)
   reason = f'round {closed} closed, not {state.closed_round} as recorded'
@@ -101,8 +101,8 @@ def adopt(
     if version > before[p]:
       lost = state.lost.get(p)
       held = lost.held if lost else before[p]
-      said, crc = told.get(p, (None, None))
-      crc = crc if said == version else None
+      claimed, crc = seen.get(p, (None, None))
+      crc = crc if claimed == version else None
       if p in state.away:
         wanted_by = state.away[p].wanted_by
         state.away[p] = ShardUnavailable(wanted_by, adopted=True, crc=crc)
@@ -226,7 +226,7 @@ def _go_on_with_less(
   state.record('lost', -1, f'{nobody}; goes on from {newest}')
   # Everybody gets the bytes of now: some may hold those of before, such as a
   # learner that has just rebuilt them from what had arrived already.
-  _found(state, p, taken_of, state.members)
+  _recovered(state, p, taken_of, state.members)
 
 
 def on_fragment_offered(
@@ -325,7 +325,7 @@ def on_taken(state: SyncerState, event: syncer_events.FragmentTaken):
   else:
     reason = f'fragment {p} at version {version}'
     state.record('donated', event.learner, reason)
-    _found(state, p, lost.asked, lost.wanted_by)
+    _recovered(state, p, lost.asked, lost.wanted_by)
 
 
 def on_failed(state: SyncerState, event: syncer_events.FragmentFailed):
@@ -355,9 +355,9 @@ def on_end_of_session(state: SyncerState, session: tuple[int, int]):
   for p, lost in state.lost.items():
     gone = lost.asked == session
     stands = {
-      each
-      for each in lost.questioned
-      if state.is_current(*each) and state.members[each[0]].ready
+      key
+      for key in lost.questioned
+      if state.is_current(*key) and state.members[key[0]].ready
     }
     state.lost[p] = replace_unchecked(
       lost,
@@ -373,7 +373,7 @@ def on_end_of_session(state: SyncerState, session: tuple[int, int]):
     state.away[p] = replace_unchecked(away, wanted_by=wanted_by)
 
 
-def _found(
+def _recovered(
   state: SyncerState,
   p: int,
   taken_of: tuple[int, int] | None,

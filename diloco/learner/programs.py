@@ -27,20 +27,20 @@ from diloco.run.payload_parts import HostSlices
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import StepProfiler
 
-OVERWRITE = 'overwrite'  # Blend of a learner that has made no step since.
+REPLACE = 'replace'  # Blend of a learner that has made no step since.
 # Share of a device's memory that may be in use while θ is copied to be saved.
 ROOM = 0.9
 Params = dict[str, jax.Array]  # Path -> parameter.
 Arrays = Mapping[str, jax.Array]  # Piece name -> array.
 
 
-class InnerDevice:
+class StepPrograms:
   """One mesh, and the inner step compiled for it.
 
   Attributes:
     tokens_per_step: B · L.
     partition: how devices and hosts share the parameters.
-    programs: compiled programs, by name.
+    compiled: the programs, by name.
     params_like: shapes, dtypes and shardings of the parameters.
     state_like: shapes, dtypes and shardings of the inner state.
   """
@@ -79,15 +79,15 @@ class InnerDevice:
     }
     self.state_like = self._abstract_state()
     self._state_shardings = jax.tree.map(lambda x: x.sharding, self.state_like)
-    self.programs: dict[str, jax.stages.Compiled] = {}
+    self.compiled: dict[str, jax.stages.Compiled] = {}
     self._compiling = threading.Lock()
-    self._step_beside: jax.stages.Compiled | None = None
+    self._buffered: jax.stages.Compiled | None = None
     with jax.set_mesh(self._mesh):
       self._init_state = jax.jit(
         self._inner.init, out_shardings=self._state_shardings
       )
-    self._step = self._compiled_step(self._inner_step, donate_argnums=(0, 1))
-    self.programs['step'] = self._step
+    self._step = self._compile_step(self._inner_step, donate_argnums=(0, 1))
+    self.compiled['step'] = self._step
 
   def init(self, params: Mapping[str, np.ndarray]) -> tuple[Params, object]:
     """Puts parameters on the devices, with a fresh inner state."""
@@ -134,19 +134,19 @@ class InnerDevice:
       spare: (parameters, inner state), overwritten by the results; donated.
     """
     draw = np.array(draw, np.uint32)
-    return self._step_beside(params, state, batch, np.float32(lr), draw, spare)
+    return self._buffered(params, state, batch, np.float32(lr), draw, spare)
 
-  def compile_step_beside(self):
-    """Compiles `step_double_buffered`, once for all learners on this device."""
+  def compile_double_buffered(self):
+    """Compiles `step_double_buffered`, once for all learners that share it."""
     with self._compiling:
-      if self._step_beside is not None:
+      if self._buffered is not None:
         return
 
       def step(params, state, batch, lr, draw, spare):
         del spare  # Where the results go.
         return self._inner_step(params, state, batch, lr, draw)
 
-      self._step_beside = self._compiled_step(
+      self._buffered = self._compile_step(
         step,
         (self.params_like, self.state_like),
         donate_argnums=5,
@@ -159,7 +159,7 @@ class InnerDevice:
     places = jax.tree.map(lambda x: x.sharding, like)
     return jax.jit(make, out_shardings=places)()
 
-  def _compiled(self, function, out, *like, **options) -> jax.stages.Compiled:
+  def _compile(self, function, out, *like, **options) -> jax.stages.Compiled:
     """Compiles a function for the mesh.
 
     Args:
@@ -168,13 +168,13 @@ class InnerDevice:
       **options: of `jax.jit`.
     """
     with jax.set_mesh(self._mesh):
-      made = jax.jit(function, out_shardings=out, **options)
-      return made.lower(*like).compile()
+      jitted = jax.jit(function, out_shardings=out, **options)
+      return jitted.lower(*like).compile()
 
-  def _compiled_step(self, step, *more, **options) -> jax.stages.Compiled:
+  def _compile_step(self, step, *more, **options) -> jax.stages.Compiled:
     data = self._run_spec.config.data
     shape = data.batch, data.seq_len + 1
-    return self._compiled(
+    return self._compile(
       step,
       (self._shardings, self._state_shardings, self._whole),
       self.params_like,
@@ -219,8 +219,8 @@ class InnerDevice:
     return jax.tree_util.tree_map_with_path(placed, state)
 
 
-class Device(InnerDevice):
-  """One learner's mesh and compiled functions, including those of the exchange.
+class LearnerPrograms(StepPrograms):
+  """The programs of a learner: the inner step's, and those of the exchange.
 
   Attributes:
     holding: which slices of each fragment this process has.
@@ -236,10 +236,10 @@ class Device(InnerDevice):
     spread = self.partition.host_count > 1
     host = jax.process_index() if spread else 0
     self.holding = HostSlices(run_spec.layout, self.partition, host)
-    self._copy_state = self._compiled(
+    self._copy_state = self._compile(
       _copied, self._state_shardings, self.state_like
     )
-    self.programs['copy of the inner state'] = self._copy_state
+    self.compiled['copy of the inner state'] = self._copy_state
     fragments = run_spec.layout.fragments
     self._places = [
       {piece.name: self._place_of(piece) for piece in pieces}
@@ -250,12 +250,10 @@ class Device(InnerDevice):
     protocol = run_spec.config.protocol
     rule = make_blend(protocol.blend, protocol.blend_alpha)
     self._blends = [self._compile_blend('blend', rule, p) for p in count]
-    self._overwrites = self._blends
-    if protocol.blend != OVERWRITE:
-      rule = make_blend(OVERWRITE)
-      self._overwrites = [
-        self._compile_blend(OVERWRITE, rule, p) for p in count
-      ]
+    self._replaces = self._blends
+    if protocol.blend != REPLACE:
+      rule = make_blend(REPLACE)
+      self._replaces = [self._compile_blend(REPLACE, rule, p) for p in count]
 
   def copy_state(self, state):
     """Dispatches a copy of the inner state, on its way to the host.
@@ -274,7 +272,7 @@ class Device(InnerDevice):
       θ and the inner state; None if a device has no room for the copy beside an
       inner step, or does not say how much it has.
     """
-    step = self.programs['step'].memory_analysis()
+    step = self.compiled['step'].memory_analysis()
     taken = (
       2 * step.argument_size_in_bytes  # Those of the copy, and of the step.
       + step.temp_size_in_bytes
@@ -296,7 +294,7 @@ class Device(InnerDevice):
 
   def compile_copy_all(self):
     """Compiles `copy_all`."""
-    self._copy_all = self._compiled(
+    self._copy_all = self._compile(
       _copied,
       (self._shardings, self._state_shardings),
       (self.params_like, self.state_like),
@@ -333,12 +331,12 @@ class Device(InnerDevice):
     """Dispatches the blend of Θ_p into θ; `params` is donated."""
     return self._blends[fragment](params, global_, snapshot)
 
-  def overwrite(self, fragment: int, params: Params, global_: Arrays) -> Params:
+  def replace(self, fragment: int, params: Params, global_: Arrays) -> Params:
     """Dispatches θ_p = Θ_p whatever the rule; `params` is donated.
 
     A joining learner has no progress that a blend could keep.
     """
-    return self._overwrites[fragment](params, global_, global_)
+    return self._replaces[fragment](params, global_, global_)
 
   def _place_of(self, piece: Piece) -> NamedSharding:
     splits = self.partition.piece_splits(piece)
@@ -352,12 +350,12 @@ class Device(InnerDevice):
       return _copied(take(params, pieces))
 
     used = {piece.path for piece in pieces}
-    compiled = self._compiled(
+    compiled = self._compile(
       copy,
       self._places[fragment],
       {path: self.params_like[path] for path in used},
     )
-    self.programs[f'snapshot {fragment}'] = compiled
+    self.compiled[f'snapshot {fragment}'] = compiled
     return lambda params: compiled({path: params[path] for path in used})
 
   def _compile_blend(self, name: str, rule, fragment: int):
@@ -368,15 +366,15 @@ class Device(InnerDevice):
       for piece in pieces:
 
         def blended(theta, name=piece.name):
-          told = (x[name].reshape(theta.shape) for x in (global_, snapshot))
-          return rule({name: theta}, *({name: x} for x in told))[name]
+          values = (x[name].reshape(theta.shape) for x in (global_, snapshot))
+          return rule({name: theta}, *({name: x} for x in values))[name]
 
         params = change(params, piece, blended)
       return params
 
     places = self._places[fragment]
     arrays = {x.name: _like(x.shape, places[x.name]) for x in pieces}
-    compiled = self._compiled(
+    compiled = self._compile(
       blend,
       {path: self._shardings[path] for path in used},
       {path: self.params_like[path] for path in used},
@@ -384,7 +382,7 @@ class Device(InnerDevice):
       arrays,
       donate_argnums=0,
     )
-    self.programs[f'{name} {fragment}'] = compiled
+    self.compiled[f'{name} {fragment}'] = compiled
 
     def apply(params, global_, snapshot):
       changed = compiled(
@@ -475,8 +473,8 @@ def take_boxes(
 def _inside(index: tuple[slice, ...], box: Slice):
   """Returns a shard's index within a box; None if it is not inside."""
   at = []
-  for each, size, (first, last) in zip(index, box.piece.shape, box.ranges):
-    start, stop, _ = each.indices(size)
+  for part, size, (first, last) in zip(index, box.piece.shape, box.ranges):
+    start, stop, _ = part.indices(size)
     if not first <= start <= stop <= last:
       return None
     at.append(slice(start - first, stop - first))
