@@ -40,9 +40,7 @@ def define_flags() -> None:
 
 
 def parse(argv) -> list[str]:
-  """Parses the command line; --replay takes no --config: the run has its
-  own.
-  """
+  """Parses the command line; --replay takes no --config."""
   if any(word.lstrip('-').startswith('replay') for word in argv[1:]):
     return flags.parse_without_config(argv)
   return flags.parse(argv, example=EXAMPLE)

@@ -86,9 +86,7 @@ def describe_exit(code: int) -> str:
 
 
 def has_left(code: int) -> bool:
-  """Returns True if it ended in good order: at the run's end, or when told
-  to.
-  """
+  """Returns True if it ended in good order: at the run's end, or as told to."""
   return code in (0, EXIT_STOPPED, -signal.SIGTERM)
 
 

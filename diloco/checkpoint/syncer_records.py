@@ -67,9 +67,7 @@ def newest_theta_after(
 
 
 def _under(place: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the arrays below a place of the saved tree, by the rest of the
-  path.
-  """
+  """Returns the arrays below a place of the saved tree, by their path there."""
   return {
     name.removeprefix(place): array
     for name, array in arrays.items()

@@ -244,9 +244,7 @@ class OuterConfig(Section, section='outer'):
 
 @dataclasses.dataclass(frozen=True)
 class FragmentsConfig(Section, section='fragments'):
-  """Settings of the model's fragments; their number P is
-  `protocol.fragments`.
-  """
+  """Settings of the fragments; their number P is `protocol.fragments`."""
 
   scheme: one_of(fragments.SCHEMES) = 'balanced'
   embedding: one_of(fragments.EMBEDDINGS) = 'split'
@@ -482,9 +480,7 @@ def flatten(config: Mapping, prefix: str = '') -> dict[str, object]:
 
 
 def _as_type(value, kind):
-  """Converts `value` to `kind`; an int may be a float, a bool is never an
-  int.
-  """
+  """Converts `value` to `kind`; an int may be a float, a bool no int."""
   if kind in TUPLES:
     if not isinstance(value, list | tuple):
       raise TypeError

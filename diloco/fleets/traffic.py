@@ -14,9 +14,7 @@ LEAST_GBPS, MOST_GBPS = 1e-9, 1e12  # Between which `Form.gbps` looks.
 
 
 def all_reduce_share(datacentres: int) -> float:
-  """f = 2(1 − 1/D): the share of the model that an all-reduce sends per
-  link.
-  """
+  """f = 2(1 − 1/D): share of the model that an all-reduce sends per link."""
   return 2 * one_way_share(datacentres)
 
 

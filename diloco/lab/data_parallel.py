@@ -120,9 +120,7 @@ class DataParallelSteps:
       self._stand(self.now_s)
 
   def _stand(self, until_s: float):
-    """Stands until a time and for one pause; then all present learners take
-    part.
-    """
+    """Stands until a time and for one pause; then all present learners join."""
     self.now_s = max(self.now_s, until_s) + self._pause_s
     self._next_death(self.now_s, ())
     self._away = {m: x for m, x in self._away.items() if x > self.now_s}

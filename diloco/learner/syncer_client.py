@@ -307,9 +307,7 @@ class SyncerClient:
   def _perform(
     self, effect: learner_events.Effect
   ) -> list[learner_events.Event]:
-    """Performs an effect under the lock, without waiting; returns its
-    events.
-    """
+    """Performs an effect under the lock without waiting; returns its events."""
     match effect:
       case learner_events.Send():
         self._send(effect.message)

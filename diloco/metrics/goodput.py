@@ -41,9 +41,7 @@ class StepRecord:
   stall_s: float  # Part of step_s spent waiting for the exchange.
 
   def productive_s(self, start_s: float, end_s: float) -> float:
-    """Returns its part of [start_s, end_s], minus that part's share of the
-    stall.
-    """
+    """Returns its part of [start_s, end_s], minus that share of the stall."""
     inside_s = min(self.end_s, end_s) - max(self.end_s - self.step_s, start_s)
     if self.step_s <= 0 or inside_s <= 0:
       return 0.0

@@ -163,9 +163,7 @@ def counted(
 def counter(
   say: Callable[[str], None], words: str = ''
 ) -> Callable[[int, int], None]:
-  """Returns what takes (done, n), again and again, and says it with the time
-  left.
-  """
+  """Returns what takes (done, n), and shows it with the time left."""
   began_s = time.monotonic()
   return lambda done, n: say(f'{count(done, n, began_s)}  {words}'.rstrip())
 

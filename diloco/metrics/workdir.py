@@ -122,9 +122,7 @@ def learner_name(learner: int, host: int = 0) -> str:
 
 
 def shard_name(shard: int) -> str:
-  """Returns the name of a shard's process that does not lead, used for
-  files.
-  """
+  """Returns the name of the process of a shard that does not lead."""
   return f'shard-{shard}'
 
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dimensions of a decoder; free of jax, so that a launcher can check
-them.
-"""
+"""Dimensions of a decoder; free of jax, so that launchers can check them."""
 
 import dataclasses
 import math

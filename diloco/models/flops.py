@@ -55,9 +55,7 @@ def step_flops(config: DecoderConfig, batch: int, seq_len: int) -> StepFlops:
 
 
 def active_parameters(config: DecoderConfig) -> int:
-  """Returns the parameters a token is multiplied with; see
-  `StepFlops.active`.
-  """
+  """Returns the parameters that multiply a token; see `StepFlops.active`."""
   heads = 2 * config.heads + 2 * config.kv_heads
   mlp = 3 * config.d_model * config.d_ff
   if config.experts:

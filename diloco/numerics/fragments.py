@@ -60,9 +60,7 @@ class Piece:
 
   @property
   def name(self) -> str:
-    """Name, unique within a layout: 'norm', 'layers/mlp/up[3]',
-    'embed[0:64]'.
-    """
+    """Name, unique in a layout: 'norm', 'layers/mlp/up[3]', 'embed[0:64]'."""
     if self.layer is not None:
       return f'{self.path}[{self.layer}]'
     if self.rows is not None:

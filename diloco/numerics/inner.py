@@ -79,9 +79,7 @@ def decays(
 def averaged(
   params: PyTree, specs: Mapping[str, TensorSpec] | None = None
 ) -> PyTree:
-  """Returns which tensors have the role 'averaged'; arguments as in
-  `decays`.
-  """
+  """Returns the tensors with the role 'averaged'; arguments as in `decays`."""
   return jax.tree_util.tree_map_with_path(
     lambda path, _: bool(specs) and specs[_name(path)].role == 'averaged',
     params,

@@ -30,9 +30,7 @@ class Slice:
 
   @property
   def name(self) -> str:
-    """The piece's name if it is all of it, otherwise such as
-    'norm@0:8,16:32'.
-    """
+    """The piece's name if it is all of it, else such as 'norm@0:8,16:32'."""
     if self.is_whole:
       return self.piece.name
     return f'{self.piece.name}@' + ','.join(f'{a}:{b}' for a, b in self.ranges)
@@ -56,9 +54,7 @@ class Slice:
 
   @property
   def index(self) -> tuple[Any, ...]:
-    """Index such that `array[box.index]` is the box, given the piece's
-    array.
-    """
+    """Index for which `array[box.index]` is the box, of the piece's array."""
     return (*(slice(a, b) for a, b in self.ranges), ...)
 
 

@@ -65,9 +65,7 @@ def replay(workdir: Workdir) -> Replayed:
 
 
 def _check_hosts(plan: ReplayPlan):
-  """Rejects learners of several hosts: their order of sums can't be
-  repeated.
-  """
+  """Rejects learners of several hosts: their sums' order can't be repeated."""
   for (learner, _), script in sorted(plan.scripts.items()):
     hosts = script.begin.machine.hosts
     if hosts > 1:

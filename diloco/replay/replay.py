@@ -283,9 +283,7 @@ class _Processes:
   def _find_save(
     self, process: Process, source: event_log.Source
   ) -> tuple[Process, int] | None:
-    """Returns where a process took its state from: another process and a
-    line.
-    """
+    """Returns where a process took its state from: a process and a line."""
     donor = _donor(process, source)
     save = event_log.SaveLogged(source.process, source.step)
     indices = [i for i, x in enumerate(self._lines[donor]) if x.event == save]
@@ -355,9 +353,7 @@ class ReplayBackend:
       self.model = OuterState(run_spec)
 
   def from_seed(self, learner: int) -> 'ReplayState':
-    """Returns the state of a process that started from the configuration
-    alone.
-    """
+    """Returns the state of a process that started from the seed alone."""
     params, inner = self._programs.init(self._run_spec.initial_parameters())
     bases = dict(enumerate(self._run_spec.initial_fragments()))
     return self._state(learner, params, inner, bases)
@@ -413,9 +409,7 @@ class ReplayState:
     self._dataset = self.run_spec.dataset(self.learner)
 
   def copy(self) -> 'ReplayState':
-    """Returns a copy with arrays of its own, since a step donates its
-    arrays.
-    """
+    """Returns a copy with arrays of its own, as a step donates its arrays."""
     return dataclasses.replace(
       self,
       params=jax.tree.map(jnp.copy, self.params),

@@ -242,9 +242,7 @@ def line_of(event) -> dict:
 
 
 def closing_line(effect: syncer_events.Publish, crc: int) -> Publish:
-  """Returns the event log line of a close; `crc` is the CRC of the resulting
-  Θ_p.
-  """
+  """Returns the event log line of a close; `crc` is that of the new Θ_p."""
   # Its fields alone: the instance also caches what was derived from them.
   fields = {x.name: getattr(effect, x.name) for x in dataclasses.fields(effect)}
   return Publish(**fields, crc=crc)

@@ -306,9 +306,7 @@ class Cluster:
     self.others[shard].kill()
 
   def start_shard(self, shard: int):
-    """Starts a new process of a shard, which resumes from its own
-    checkpoint.
-    """
+    """Starts a new process of a shard, which resumes from its checkpoint."""
     self.others[shard].start()
 
   @property
@@ -343,9 +341,7 @@ class Cluster:
   def lost(
     self, process: SimulatedLearner, reason: str, through_the_cut: bool = False
   ):
-    """Notes a stream that ended on the learner's side; the syncer's host sees
-    it.
-    """
+    """Notes a stream that ended at the learner; the syncer's host sees it."""
     lost = syncer_events.Lost(process.id, process.incarnation, reason)
     self._up(lost, through_the_cut)
 

@@ -166,6 +166,4 @@ class Observer:
     """Called when a learner's machine has handled an event."""
 
   def stepped(self, process, spans: list[tuple[float, float]], tokens: int):
-    """Called when a learner has finished an inner step, in these spans of
-    time.
-    """
+    """Called when a learner has finished an inner step, with its times."""

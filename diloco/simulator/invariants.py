@@ -171,9 +171,7 @@ class Invariants:
   def _check_publish(
     self, publish: syncer_events.Publish, after: SyncerSnapshot
   ):
-    """Checks a publish; only now was it merged: a merge may die with its
-    syncer.
-    """
+    """Checks a publish; before it, a merge may die with its syncer."""
     p = publish.fragment
     expected = self._versions[p] + 1
     hold(publish.version == expected, '1: one more per close', publish)

@@ -253,9 +253,7 @@ class Links:
     self._ways: dict[tuple[int, str], _Way] = {}
 
   def pieces(self, cargo: Cargo) -> int:
-    """Returns the pieces of a state, each about an offer: the two share a
-    link.
-    """
+    """Returns the pieces of a state, each about an offer: both share a link."""
     if cargo is not Cargo.STATE:
       return 1
     network = self._network

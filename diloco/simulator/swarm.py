@@ -348,9 +348,7 @@ class Swarm:
       hold(False, f'7: no progress in {bound_s:.0f} s', self._why())
 
   def _start_again(self):
-    """Restarts learners, as the launcher would after they were told to
-    leave.
-    """
+    """Restarts learners, as the launcher does after they were told to leave."""
     for learner, process in sorted(self.cluster.learners.items()):
       done = process.left is not None and process.left.done
       if process.gone and not done:
@@ -359,9 +357,7 @@ class Swarm:
   def _got_on(
     self, before: tuple[int, ...], without: tuple[int, ...] = ()
   ) -> bool:
-    """Returns True if every fragment advanced twice, but for those
-    `without`.
-    """
+    """Returns True if all fragments but those `without` advanced twice."""
     snapshot = self.cluster.syncer.machine.snapshot()
     rounds = all(
       now >= then + 2

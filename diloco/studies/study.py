@@ -48,9 +48,7 @@ def is_calibration(failures: FailuresConfig) -> bool:
 
 
 def fleet_of(config: SimulationConfig, learners: int) -> Fleet:
-  """Returns a fleet of `learners`, of which the last `slow_learners` are
-  slow.
-  """
+  """Returns a fleet of `learners`; the last `slow_learners` are slow."""
   fleet = config.fleet
   steps_s = speeds.mean_steps_s(
     learners, fleet.step_s, fleet.slow_learners, fleet.slow_gap

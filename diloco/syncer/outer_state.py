@@ -30,9 +30,7 @@ class OuterStep:
 
 
 def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
-  """Makes the outer optimizer of one fragment; it counts the fragment's
-  rounds.
-  """
+  """Makes one fragment's outer optimizer; it counts the fragment's rounds."""
   settings = config.outer
   anneal = None
   if settings.anneal_fraction:

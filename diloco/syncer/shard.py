@@ -141,9 +141,7 @@ class Shard:
     self._closer = Worker('closer', CLOSINGS_MAX, crash)
 
   def perform(self, order) -> object | None:
-    """Executes an order of the leader; returns the answer if there is one at
-    once.
-    """
+    """Executes an order of the leader; returns an answer known at once."""
     match order:
       case orders.Admit():
         return self._admit(order)

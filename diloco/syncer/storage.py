@@ -274,9 +274,7 @@ class SyncerDisk(StatesDisk):
     self._save(ledger.closed_round, record)
 
   def save_last(self, ledger: Ledger, crcs: tuple[int | None, ...]):
-    """Saves all fragments for a process that leaves, after the save in
-    progress.
-    """
+    """Saves all fragments when a process leaves, after the save in progress."""
     self._records.wait(CLOSE_S)
     self.save(ledger, crcs)
 

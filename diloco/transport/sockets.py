@@ -84,9 +84,7 @@ def parse_publisher(text: str, scheme: str) -> PublisherAddress:
 
 
 def split(endpoint: str) -> tuple[str, int]:
-  """Returns host and port of `host:port` or `[v6]:port`; raises
-  `BadAddress`.
-  """
+  """Returns host and port of `host:port`, `[v6]:port`; raises `BadAddress`."""
   match = _HOST_PORT.match(endpoint)
   if match is None or int(match[3]) > 65535:
     raise BadAddress(
@@ -232,9 +230,7 @@ def shared_listening_ports() -> set[int]:
 
 
 def shut_accepted(ports: set[int]) -> int:
-  """Shuts the connections that were accepted on `ports`; returns their
-  number.
-  """
+  """Shuts the connections accepted on `ports`; returns their number."""
   count = 0
   for _, _, sock in _tcp_sockets():
     with contextlib.suppress(OSError):  # Shut or closed already.

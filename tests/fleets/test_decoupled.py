@@ -48,9 +48,7 @@ def test_lost_slices_are_not_goodput():
 
 
 def test_a_dead_learner_comes_back_through_a_peer():
-  """12 Mbyte of state over 9.6 Mbit/s take 10 s; no other learner waits for
-  them.
-  """
+  """12 Mbyte of state at 9.6 Mbit/s take 10 s; no other learner waits."""
   befalls = FaultEvents(deaths=(Death(1, 20.2, 30.0),))
   outcome = run(100.0, befalls, network=network_of(learner_bps=9.6e6))
   back = outcome.learners[1]

@@ -29,9 +29,7 @@ def config_of(options: dict) -> ProtocolConfig:
 
 
 class DecisionLog(Observer):
-  """An observer that keeps the syncer's decisions with their times in
-  seconds.
-  """
+  """An observer that keeps the syncer's decisions, with times in seconds."""
 
   def __init__(self):
     self.merges: list[tuple[float, syncer_events.Merge]] = []

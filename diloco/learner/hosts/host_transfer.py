@@ -350,9 +350,7 @@ def from_chunks(chunks: Sequence[np.ndarray], like) -> dict[str, np.ndarray]:
 
 
 def _cut(arrays: Iterable[np.ndarray]) -> list[np.ndarray]:
-  """Cuts the arrays' bytes into chunks, with one more array in memory at a
-  time.
-  """
+  """Cuts the arrays' bytes into chunks, with one more array in memory."""
   chunks: list[np.ndarray] = []
   open_parts: list[np.ndarray] = []
   room = CHUNK_BYTES_MAX
