@@ -306,9 +306,7 @@ class TrainLoop:
     self._write(pending, loss, step_s)
 
   def _leave_diverged(self, step: int, loss: float):
-    """Leaves: no step mends a diverged θ and its moments, but a peer's state
-    can.
-    """
+    """Leaves: no step mends a diverged θ, but a peer's state can."""
     reason = f'loss {loss} at step {step}'
     self._client.leave(reason)
     self._left = self._left or learner_events.Leave(reason)

@@ -94,9 +94,7 @@ def param_shardings(
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of 'tokens' [B, L+1]: rows over 'fsdp', copied
-  otherwise.
-  """
+  """Returns the sharding of 'tokens' [B, L+1]: rows over 'fsdp', or copied."""
   return NamedSharding(mesh, PartitionSpec(RULES['batch'], None))
 
 

@@ -280,9 +280,7 @@ class BlockCodec:
     return scale_N, level_NB.astype(np.int8).view(np.uint8)
 
   def _quantise_odd(self, x_NB):
-    """Returns scales and odd levels ±1 (and ±3); code c is level 2c -
-    level_max.
-    """
+    """Returns scales and odd levels ±1 (and ±3); code c is 2c - level_max."""
     width = x_NB.shape[1]
     magnitude_NB = np.abs(x_NB)
     sum_N = magnitude_NB.sum(axis=1, dtype=np.float64)  # f32 might overflow.
@@ -369,9 +367,7 @@ class BlockCodec:
     return data[:end].view(STORED[self.scale].dtype), data[end:]
 
   def _chunks(self, n: int) -> Iterator[tuple[slice, int, slice, slice]]:
-    """Yields slices of blocks, with their width, of values and of code
-    bytes.
-    """
+    """Yields slices of blocks, their width, and slices of values and codes."""
     full, tail = divmod(n, self.block_size)
     step = max(1, CHUNK_VALUES // self.block_size)
     packed = self._width(self.block_size)

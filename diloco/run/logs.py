@@ -124,9 +124,7 @@ class PrintedLines(io.TextIOBase):
 
 
 def _record(handler, level: int, message: str, exception=None) -> None:
-  """Writes a record without a logger: before flags are parsed, loggers drop
-  most.
-  """
+  """Writes a record without a logger: before flags, loggers drop most."""
   handler.handle(
     logging.LogRecord('diloco', level, __file__, 0, message, None, exception)
   )

@@ -260,9 +260,7 @@ class ClusterObserver(Observer):
     self._check_tick(event, process.machine, now)
 
   def _is_cut_off(self, process) -> bool:
-    """Returns True if it is cut off and, as far as it knows, no step is
-    left.
-    """
+    """Returns True if it is cut off and knows of no step that is left."""
     state = process.machine.snapshot()
     return not state.connected and state.global_step >= self._config.total_steps
 

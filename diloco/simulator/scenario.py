@@ -124,9 +124,7 @@ class Scenario:
     return max(self.timing.step_s.values()) * (1 + 4 * self.timing.jitter)
 
   def end_bound_s(self, steps_left: int) -> float:
-    """Returns the bound on a healed run's end: every step may wait for a
-    round.
-    """
+    """Returns the bound on a healed run's end: any step may await a round."""
     exchange_s = 2 * self.pull_s + 2 * self.timing.encode_s
     step_s = self.longest_step_s + exchange_s
     return 2 * self.bound_s + steps_left * step_s

@@ -121,9 +121,7 @@ class SimulatedShard:
       self._cluster.sim.after(self._cluster.timing.latency_s, arrive)
 
   def lose_leader(self):
-    """Undoes an order that the dying leader sent a moment ago: it did not
-    arrive.
-    """
+    """Undoes an order that the dying leader has just sent and that is lost."""
     if self._last is None:
       return
     at_s, fragment, before = self._last

@@ -515,9 +515,7 @@ class SyncerServer:
       self._handle_next()
 
   def _write_results(self):
-    """Writes the results; waits for lost fragments while learners may
-    reconnect.
-    """
+    """Writes the results; waits for lost fragments while learners may come."""
     give_up_s = time.monotonic() + self._config.transport.connect_s
     while self._machine.lost:
       if self._stop.is_set():

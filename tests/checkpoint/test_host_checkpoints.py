@@ -1,44 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process among several saves and restores its own part, without waiting."""
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
-from diloco.transport.sockets import free_port
 from tests.checkpoint.host_checkpoints import SHAPE
+from tests.learner.groups import printed_by_two
 
 pytestmark = pytest.mark.beside
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope='module')
 def found(tmp_path_factory):
   """Returns what the two processes print."""
-  folder = tmp_path_factory.mktemp('checkpoints')
-  coordinator = f'127.0.0.1:{free_port()}'
-  module = 'tests.checkpoint.host_checkpoints'
-  running = [
-    subprocess.Popen(
-      [sys.executable, '-m', module, str(folder), str(process), coordinator],
-      cwd=ROOT,
-      env=os.environ | {'JAX_NUM_CPU_DEVICES': '2', 'JAX_PLATFORMS': 'cpu'},
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
-    for process in (0, 1)
-  ]
-  ended = [each.communicate(timeout=240) for each in running]
-  for each, (_, errors) in zip(running, ended):
-    assert each.returncode == 0, errors
-  return [json.loads(output.splitlines()[-1]) for output, _ in ended]
+  folder = str(tmp_path_factory.mktemp('checkpoints'))
+  return printed_by_two('tests.checkpoint.host_checkpoints', folder)
 
 
 def test_the_other_process_need_not_save(found):

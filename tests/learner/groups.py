@@ -1,10 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner of one or several real processes, for the tests."""
 
+import json
+import os
+import pathlib
+import subprocess
+import sys
 from collections.abc import Mapping
 
 from diloco.transport.sockets import free_port
 from tests.processes.processes import START_S, Processes
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def printed_by_two(module: str, *args: str) -> list[dict]:
+  """Returns what the two processes of a world of `module` print at last.
+
+  Args:
+    *args: arguments before its index and the coordinator's address.
+  """
+  coordinator = f'127.0.0.1:{free_port()}'
+  running = [
+    subprocess.Popen(
+      [sys.executable, '-m', module, *args, str(process), coordinator],
+      cwd=ROOT,
+      env=os.environ | {'JAX_NUM_CPU_DEVICES': '2', 'JAX_PLATFORMS': 'cpu'},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    for process in (0, 1)
+  ]
+  outputs = [process.communicate(timeout=240) for process in running]
+  for process, (_, errors) in zip(running, outputs):
+    assert process.returncode == 0, errors
+  return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
 
 
 class Group:

@@ -1,40 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inner state of a learner of two hosts goes from host to host."""
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 
-from diloco.transport.sockets import free_port
+from tests.learner.groups import printed_by_two
 
 pytestmark = pytest.mark.beside
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope='module')
 def found():
   """Returns what each of the two processes prints."""
-  coordinator = f'127.0.0.1:{free_port()}'
-  running = [
-    subprocess.Popen(
-      [sys.executable, '-m', 'tests.learner.host_states', str(i), coordinator],
-      cwd=ROOT,
-      env=os.environ | {'JAX_NUM_CPU_DEVICES': '2', 'JAX_PLATFORMS': 'cpu'},
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-    )
-    for i in (0, 1)
-  ]
-  ended = [each.communicate(timeout=240) for each in running]
-  for each, (_, errors) in zip(running, ended):
-    assert each.returncode == 0, errors
-  return [json.loads(output.splitlines()[-1]) for output, _ in ended]
+  return printed_by_two('tests.learner.host_states')
 
 
 def test_moments_come_back_to_the_bit(found):

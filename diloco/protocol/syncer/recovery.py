@@ -479,9 +479,7 @@ def on_absent(state: SyncerState, event: syncer_events.ShardLost):
 
 
 def _give_up(state: SyncerState, number: int, reason: str):
-  """Reopens a round whose pulled bytes are gone; their learners are asked
-  again.
-  """
+  """Reopens a round whose pulled bytes are gone: it asks its learners again."""
   round_ = state.rounds[number]
   given_up, pulled = round_.pulls.copy(), round_.pulled.copy()
   for learner in given_up:
