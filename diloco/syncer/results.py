@@ -93,9 +93,7 @@ class Results:
         self._board = open_views(self._workdir, SYNCER, self._hparams)
 
   def _show(self, status: RunStatus):
-    """Tells it, and adds a point to TensorBoard's curves; another thread
-    writes that.
-    """
+    """Tells it, and adds points to the curves, which another thread writes."""
     if self._tell is not None:
       self._tell(status)
     if (

@@ -233,9 +233,7 @@ class SyncerServer:
   # Events -------------------------------------------------------------------
 
   def _on_message(self, session: ControlSession, message):
-    """Queues a message, on a thread of its session; blocks while the inbox is
-    full.
-    """
+    """Queues a message on its session's thread; waits for room in the inbox."""
     if isinstance(message, messages.OPENING):
       self._keys[session] = message.learner, message.incarnation
     if isinstance(message, orders.ShardHello):
