@@ -79,6 +79,8 @@ class SyncerClient:
     self._lock = threading.Lock()
     self._todo: queue.SimpleQueue = queue.SimpleQueue()
     self._session: SyncerSession | None = None
+    # In which the loop's effect of now was decided; a later one is not told.
+    self._decided_in: SyncerSession | None = None
     self._newest: dict[int, int] = {}  # Handle to be encoded, by fragment.
     self._state_wanted: messages.StateAt | None = None  # The newest.
     # At the end every fragment is offered at one boundary.
@@ -145,11 +147,14 @@ class SyncerClient:
       BaseException: whatever a thread of this process raised.
     """
     try:
-      effect = self._todo.get(block=wait)
+      item = self._todo.get(block=wait)
     except queue.Empty:
       return None
-    if isinstance(effect, BaseException):
-      raise effect  # An error that ended a thread ends the process.
+    if isinstance(item, BaseException):
+      raise item  # An error that ended a thread ends the process.
+    if item is INTERRUPT:
+      return item
+    effect, self._decided_in = item
     return effect
 
   def interrupt(self):
@@ -164,8 +169,9 @@ class SyncerClient:
     self, snapshot: learner_events.Snapshot
   ) -> SyncerSession | None:
     """Returns the session to offer in; None if the syncer is away."""
-    session, p = self._session, snapshot.fragment
-    if session and self._transfer.has_room(session.incarnation, p):
+    session, p = self._decided_in, snapshot.fragment
+    here = session is not None and session is self._session
+    if here and self._transfer.has_room(session.incarnation, p):
       return session
     # The syncer is away; it gets a newer offer when it is back.
     self._not_offered(snapshot)
@@ -213,7 +219,7 @@ class SyncerClient:
 
   def say_after_offers(self, message):
     """Sends `message` once all offers before it have been made."""
-    self._send_from_up(lambda session: message)
+    self._send_from_up(self._decided_in, lambda session: message)
 
   def donate(
     self,
@@ -230,7 +236,7 @@ class SyncerClient:
       held: Θ at the boundary, by fragment.
       state: a `HeldState`, released once its bytes are taken.
     """
-    session = self._session
+    session = self._decided_in
 
     def job():
       gone = session is None or session is not self._session
@@ -319,9 +325,10 @@ class SyncerClient:
         self._fetch_state(effect.state)
       case learner_events.DonateFragment():
         self._send_from_up(
+          self._session,
           lambda session: self._transfer.donate_fragment(
             effect.fragment, session.incarnation
-          )
+          ),
         )
       case learner_events.EndDonation():
         newcomer = effect.learner, effect.incarnation
@@ -331,7 +338,7 @@ class SyncerClient:
       case _:  # The loop performs it, in order, at its boundary.
         if isinstance(effect, learner_events.Leave):
           self._connection.leave()
-        self._todo.put(effect)
+        self._todo.put((effect, self._session))
     return []
 
   def _send(self, message):
@@ -348,9 +355,10 @@ class SyncerClient:
     if handles is None:
       self._queue_up(self._transfer.end_donations)
 
-  def _send_from_up(self, make: Callable[[SyncerSession], object]):
-    """Makes a message for the current session on the worker, and sends it."""
-    session = self._session
+  def _send_from_up(
+    self, session: SyncerSession | None, make: Callable[[SyncerSession], object]
+  ):
+    """Makes a message for a session on the worker; sends it if it still is."""
 
     def job():
       if session is None or session is not self._session:

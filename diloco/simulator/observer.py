@@ -196,8 +196,11 @@ class ClusterObserver(Observer):
         member = dict(snapshot.members).get(event.learner)
         if member is not None and member.incarnation == event.incarnation:
           self._recorded_to[event.learner] = position
+    opening = isinstance(getattr(event, 'message', None), messages.OPENING)
     for effect in effects:
       match effect:
+        case syncer_events.LogDecision(kind='refused', reason=reason):
+          hold(opening, '7: a learner broke the protocol', reason)
         case syncer_events.Publish():
           for share in effect.shares:
             self._check_merged(share, effect.fragment)

@@ -123,6 +123,24 @@ def test_nothing_is_encoded_for_a_syncer_that_is_gone(run_spec):
   assert encoder.begun == [1]
 
 
+def test_what_was_decided_in_a_session_is_not_told_in_the_next(run_spec):
+  """There the learner is not ready: the next syncer would end the session."""
+  encoder, said = Encoder(run_spec), []
+  snapshot = SimpleNamespace(fragment=0, handle=1)
+  client = encoder.client
+  client._perform(learner_events.HandIn(3))
+  client._session = SyncerSession(2, SimpleNamespace(send=said.append))
+  client.next_boundary(wait=False)
+  client.say_after_offers(messages.HandedIn(3))
+  assert client.prepare_offer(snapshot) is None
+
+  client._perform(learner_events.HandIn(4))
+  client.next_boundary(wait=False)
+  client.say_after_offers(messages.HandedIn(4))
+  encoder.finish()
+  assert said == [messages.HandedIn(4)]
+
+
 def test_an_update_whose_base_is_not_here_is_not_pulled(run_spec, monkeypatch):
   """A link that is too slow has no room for bytes of no use."""
   encoder, pulled = Encoder(run_spec), []

@@ -8,7 +8,9 @@ import pytest
 
 from diloco.protocol import messages, pace
 from diloco.protocol.learner import bootstrap as learner_bootstrap
+from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import leaving, updates
+from diloco.protocol.learner import offers as learner_offers
 from diloco.protocol.learner.machine import Learner
 from diloco.protocol.learner.state import Core
 from diloco.protocol.pace import PaceClock
@@ -363,6 +365,14 @@ def _waits_for_a_donor_that_failed(patch):
   patch.setattr(recovery, 'on_no_fragment', lambda *_: None)
 
 
+def _hands_in_before_it_is_ready(patch):
+  def cease(core, say):
+    core.effects += [say, learner_events.Cease()]
+    core.set(ceased=True, parked=False)
+
+  patch.setattr(learner_offers, '_cease', cease)
+
+
 def _never_ends(patch):
   patch.setattr(closing, '_end_if_over', lambda state: None)
 
@@ -388,6 +398,7 @@ RARE = {
   _answers_every_request: WIDE_FROM + 24,
   _fetches_beside_a_donors_state: BURDENED_FROM + 64,
   _lets_the_quarantined_in: 1882,
+  _hands_in_before_it_is_ready: BURDENED_FROM + 700000152,
   _waits_for_a_donor_that_failed: BURDENED_FROM + 30,
   _forgets_who_refused_to_be_merged: 760,
 }
@@ -414,6 +425,7 @@ RARE = {
     (_waits_for_the_silent, '7: silent and still here'),
     (_forgets_who_refused_to_be_merged, '7: no progress'),
     (_waits_for_a_donor_that_failed, '7: no progress'),
+    (_hands_in_before_it_is_ready, '7: a learner broke the protocol'),
     (_never_ends, '7: the run does not end'),
     (_says_not_which_is_newest, '7: no progress'),
     (_answers_every_request, '7: no progress'),

@@ -241,7 +241,10 @@ def hand_in(core: Core):
 
 
 def _cease(core: Core, say: learner_events.Effect):
-  core.effects += [say, learner_events.Cease()]
+  """Makes the last step; a session that is not open yet is told later."""
+  if core.state.connected:
+    core.effects.append(say)
+  core.effects.append(learner_events.Cease())
   core.set(ceased=True, parked=False)
 
 
