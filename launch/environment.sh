@@ -47,9 +47,8 @@ make_environment() {
     "$python" -m venv "$folder" ||
       fail "the venv module does not work; on Debian: apt install python3-venv"
   fi
-  # What is imported is compiled then; all that is installed takes 11 s more.
   "$folder/bin/python" -m pip install --quiet --disable-pip-version-check \
-    --no-compile -e "$what" || fail "pip could not install $what into $folder"
+    -e "$what" || fail "pip could not install $what into $folder"
   # Else the disk goes on writing it for a while, and whatever else is written
   # then waits: a run that began at once closed no round for 18.7 s.
   sync

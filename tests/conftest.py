@@ -58,9 +58,6 @@ def pytest_collection_modifyitems(config, items):
     is_alone = any(map(item.get_closest_marker, ('alone', 'soak')))
     (chosen if is_alone == (part == 'alone') else others).append(item)
   config.hook.pytest_deselected(items=others)
-  # What waits for processes begins first: what only computes fills the gaps,
-  # and no long file is left for one worker at the end.
-  chosen.sort(key=lambda item: item.get_closest_marker('beside') is None)
   items[:] = chosen
 
 

@@ -353,6 +353,8 @@ class Cluster:
         syncer.deliver(event)
       elif learner not in self.cut:
         self._on_the_way(learner, 'up', lambda: syncer.deliver(event))
+      else:
+        self.observer.message_lost(learner, event.incarnation)
 
     self.sim.after(self.timing.up_s(learner), arrive)
 

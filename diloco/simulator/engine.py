@@ -165,5 +165,8 @@ class Observer:
   def at_learner(self, process, event, effects):
     """Called when a learner's machine has handled an event."""
 
+  def message_lost(self, learner: int, incarnation: int):
+    """Called when a cut swallows what a learner's session has sent."""
+
   def stepped(self, process, spans: list[tuple[float, float]], tokens: int):
     """Called when a learner has finished an inner step, with its times."""

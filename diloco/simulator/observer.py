@@ -149,6 +149,8 @@ class ClusterObserver(Observer):
     self._recorded_to: dict[int, int] = {}
     self._ledger_crcs: dict[int, tuple[int, int]] = {}  # By fragment.
     self._taking: dict[int, int] = {}  # The version, by fragment.
+    # Sessions of which the syncer has not heard all; no real stream is one.
+    self._torn: set[tuple[int, int]] = set()
     # Of each process and fragment, the own step up to which it was merged.
     self._merged_to: dict[tuple[object, int], int] = {}
 
@@ -182,6 +184,9 @@ class ClusterObserver(Observer):
     # From a close, or from a version that no process has: the run continues.
     self._ledger_crcs[fragment] = version, crc
 
+  def message_lost(self, learner: int, incarnation: int):
+    self._torn.add((learner, incarnation))
+
   def at_syncer(self, syncer, event, effects):
     self.events += 1
     self.tokens.at_syncer(syncer, event, effects)
@@ -196,11 +201,12 @@ class ClusterObserver(Observer):
         member = dict(snapshot.members).get(event.learner)
         if member is not None and member.incarnation == event.incarnation:
           self._recorded_to[event.learner] = position
-    opening = isinstance(getattr(event, 'message', None), messages.OPENING)
     for effect in effects:
       match effect:
         case syncer_events.LogDecision(kind='refused', reason=reason):
-          hold(opening, '7: a learner broke the protocol', reason)
+          opening = isinstance(event.message, messages.OPENING)
+          torn = (event.learner, event.incarnation) in self._torn
+          hold(opening or torn, '7: a learner broke the protocol', reason)
         case syncer_events.Publish():
           for share in effect.shares:
             self._check_merged(share, effect.fragment)
