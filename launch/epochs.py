@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often a run reads its text, how many steps suit one, and over-fitting."""
+"""Epochs: how often a run reads its text, the steps that suit, over-fitting."""
 
 from diloco.config.data_section import text_bytes
 from diloco.config.run_config import RunConfig

@@ -153,7 +153,7 @@ def has_begun(workdir: Workdir) -> bool:
 
 
 def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:
-  """Why the folder's run is not the one to be started; None where it is."""
+  """Returns why the folder's run is not the one to start; None where it is."""
   if config is None:
     return 'already holds a run'
   try:

@@ -362,7 +362,7 @@ class FollowedLearner:
 
 
 class FollowedRun:
-  """What a run's folder tells so far; `update` reads on.
+  """A run as its folder tells it so far; `update` reads on.
 
   Args:
     folder: of a run, which may have just begun.
@@ -617,7 +617,7 @@ class FollowedRun:
 
   @property
   def begin_s(self) -> float:
-    """When the first learner was ready, else the first known time."""
+    """The time when the first learner was ready, else the first known one."""
     if self._begin_s is not None:
       return self._begin_s
     begun = [x.spans[0][0] for x in self.learners.values() if x.spans]
@@ -626,13 +626,13 @@ class FollowedRun:
 
   @property
   def until_s(self) -> float:
-    """When the last step or round was, of a run that is over."""
+    """The time of the last step or round, of a run that is over."""
     ends = [x.spans[-1][1] for x in self.learners.values() if x.spans]
     ends += [self.rounds[-1].at_s] if self.rounds else []
     return max(ends) if ends and self.kinds['End'] else self.last_s
 
   def end_s(self) -> float:
-    """Until when it is shown: now, while it goes on; the lab has no clock."""
+    """The end of what is shown: now while it goes on; the lab has no clock."""
     if self.state() in (STARTING, COMPILING, RUNNING):
       return self.last_s if self._is_counted else self.clock_s()
     return self.last_s

@@ -126,7 +126,7 @@ def arrivals(run: RecordedRun) -> tuple[float | None, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Speeds:
-  """How fast the processes of a run were, in seconds.
+  """The speeds of a run's processes, in seconds.
 
   Attributes:
     step_s: mean length of an inner step, by learner.

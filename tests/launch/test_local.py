@@ -303,7 +303,7 @@ def test_a_broken_status_decides_nothing(tmp_path, text):
 
 @pytest.mark.parametrize('theirs', [CONFIG, changed('run', restarts_max=99)])
 def test_a_run_that_was_stopped_goes_on(tmp_path, theirs):
-  """What a full disk has left behind does not keep it from that."""
+  """A file that a full disk has left behind does not keep it from that."""
   leftovers = (
     *('status.json.123.tmp', 'tape.jsonl.000001'),
     'parameters.orbax-checkpoint-tmp-7',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a learner encodes next to its steps, and what it does not pull."""
+"""A learner encodes little next to its steps, and pulls nothing of no use."""
 
 import threading
 from types import SimpleNamespace
@@ -99,7 +99,7 @@ class Encoder:
 
 
 def test_fragments_are_encoded_one_by_one_and_none_twice(run_spec):
-  """What a newer offer has replaced in the queue is not encoded at all."""
+  """An offer that a newer one has replaced in the queue is never encoded."""
   encoder = Encoder(run_spec)
   encoder.offer(1, 0)
   encoder.until_begun(1)
