@@ -128,6 +128,7 @@ def test_what_was_decided_in_a_session_is_not_told_in_the_next(run_spec):
   encoder, said = Encoder(run_spec), []
   snapshot = SimpleNamespace(fragment=0, handle=1)
   client = encoder.client
+  client._transfer.has_room = lambda *_: True
   client._perform(learner_events.HandIn(3))
   client._session = SyncerSession(2, SimpleNamespace(send=said.append))
   client.next_boundary(wait=False)
@@ -137,6 +138,7 @@ def test_what_was_decided_in_a_session_is_not_told_in_the_next(run_spec):
   client._perform(learner_events.HandIn(4))
   client.next_boundary(wait=False)
   client.say_after_offers(messages.HandedIn(4))
+  assert client.prepare_offer(snapshot) is client._session
   encoder.finish()
   assert said == [messages.HandedIn(4)]
 
