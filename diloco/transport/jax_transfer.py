@@ -14,6 +14,10 @@ Hence the following, each from an experiment on jax 0.10.2 and 0.12.0.1:
   the connection. A buffer whose neighbour in the same pull failed never becomes
   ready, poisoned or not; so there is one buffer per pull.
 * A connection on which anything failed is dropped; later pulls on it may hang.
+* The publisher connects back to the puller's bulk port, and a refusal there
+  aborts its process (jaxlib 0.10.2). So a process that leaves in good order
+  finishes the handshakes it has begun; one that is killed within one (less than
+  a millisecond on an idle machine) can take the publisher's process with it.
 * The size is offered as an array of its own and is compared first: pulling 12
   of 20 MiB "succeeds", other wrong sizes hang or fail, by chance.
 * A withdrawn offer is replaced by an empty one, which answers with an error,
@@ -41,6 +45,7 @@ SCHEME = 'jax_transfer'
 CHUNK_BYTES = 4 << 20  # Measured: fastest from 16 MiB up; bounds staging.
 COPIES_MAX = 8
 CLOSE_S = 1.0
+HANDSHAKE_S = 1.0  # For a peer to connect back, when this process leaves.
 TOMBSTONE_S = 30.0  # How long a withdrawn handle is remembered.
 SWEEP_S = 3600.0  # Only tidies the peer's table; clocks may differ by less.
 POLL_MIN_S, POLL_MAX_S = 20e-6, 2e-3
@@ -84,7 +89,21 @@ class _Server:
         transfer_size=CHUNK_BYTES,
       )
       self._ports = sockets.shared_listening_ports() - before
+    self._handshakes = 0
+    self._handshake_ended = threading.Condition()
     self.port = sockets.split(self.transfer.address())[1]
+
+  @contextlib.contextmanager
+  def handshake(self):
+    """Wraps the first pull of a connection: `close` waits for its end."""
+    with self._handshake_ended:
+      self._handshakes += 1
+    try:
+      yield
+    finally:
+      with self._handshake_ended:
+        self._handshakes -= 1
+        self._handshake_ended.notify_all()
 
   def stop(self) -> None:
     """Refuses new peers, and ends the existing connections."""
@@ -97,7 +116,9 @@ class _Server:
     sockets.shut_accepted(self._ports)
 
   def close(self) -> None:
-    """Stops and drops the server."""
+    """Stops and drops the server, once no peer has yet to connect back."""
+    with self._handshake_ended:
+      self._handshake_ended.wait_for(lambda: not self._handshakes, HANDSHAKE_S)
     self.stop()
     self.transfer = None
 
@@ -174,9 +195,13 @@ class JaxFetcher:
     origin = self._address.endpoint
     data_plane.check_request(payload, origin)
     size_uuid, data_uuid = _uuids(self._address.token, payload.handle)
-    connection = self._connection(deadline)
+    connection = self._idle_connection()
+    if fresh := connection is None:
+      data_plane.probe(self._address, deadline)
     try:
-      size = self._fetch(connection, size_uuid, _SIZE_BYTES, deadline)
+      with self._own.handshake() if fresh else contextlib.nullcontext():
+        connection = connection or self._own.transfer.connect(origin)
+        size = self._fetch(connection, size_uuid, _SIZE_BYTES, deadline, fresh)
       nbytes = int.from_bytes(size.tobytes(), 'little')
       data_plane.check_size(payload, nbytes, origin)
       data = self._fetch(connection, data_uuid, nbytes, deadline)
@@ -195,21 +220,29 @@ class JaxFetcher:
     with self._lock:
       self._idle.clear()
 
-  def _connection(self, deadline: float):
+  def _idle_connection(self):
+    """Returns a connection that has served before; None if there is none."""
     with self._lock:
       if self._closed.is_set():
         raise data_plane.Closed(
           f'fetcher from {self._address.endpoint} is closed'
         )
-      if self._idle:
-        return self._idle.pop()
-    data_plane.probe(self._address, deadline)
-    return self._own.transfer.connect(self._address.endpoint)
+      return self._idle.pop() if self._idle else None
 
   def _fetch(
-    self, connection, uuid: int, nbytes: int, deadline: float
+    self,
+    connection,
+    uuid: int,
+    nbytes: int,
+    deadline: float,
+    fresh: bool = False,
   ) -> np.ndarray:
-    """Returns one buffer, as a read-only view of the array that holds it."""
+    """Returns one buffer, as a read-only view of the array that holds it.
+
+    Args:
+      fresh: the peer has yet to connect back, which closing must not prevent.
+    """
+    connected_by = time.monotonic() + HANDSHAKE_S if fresh else 0.0
     spec = jax.ShapeDtypeStruct(
       (nbytes,), np.uint8, sharding=jax.sharding.SingleDeviceSharding(_cpu())
     )
@@ -221,7 +254,9 @@ class JaxFetcher:
           raise data_plane.TimedOut(
             f'{self._address.endpoint} did not send {nbytes} bytes in time'
           )
-        if self._closed.wait(poll_s):
+        if time.monotonic() < connected_by:
+          time.sleep(poll_s)
+        elif self._closed.wait(poll_s):
           raise data_plane.Closed(
             f'fetcher from {self._address.endpoint} was closed during a pull'
           )

@@ -3,6 +3,8 @@
 
 import contextlib
 import dataclasses
+import re
+import socket
 import threading
 import time
 import zlib
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from diloco.protocol.messages import Payload
-from diloco.transport import data_plane, planes
+from diloco.transport import data_plane, jax_transfer, planes, sockets
 
 pytestmark = pytest.mark.beside
 
@@ -215,6 +217,39 @@ def test_contract_a_closed_plane_has_closed_its_ends(pair):
   pair.ours.close()
   with pytest.raises(data_plane.Closed):
     pair.fetcher.pull(payload, WAIT_S)
+
+
+def test_a_plane_is_closed_once_its_peer_has_connected_back(monkeypatch):
+  """Refused there, the peer's process is aborted by jax.experimental."""
+  monkeypatch.setattr(jax_transfer, 'HANDSHAKE_S', WAIT_S)
+  plane = jax_transfer.JaxTransferPlane(sockets.LOOPBACK)
+  with socket.create_server((sockets.LOOPBACK, 0)) as peer:
+    peer.settimeout(WAIT_S)
+    port = peer.getsockname()[1]
+    address = sockets.PublisherAddress(
+      'jax_transfer', sockets.LOOPBACK, port, '0' * 16
+    )
+    fetcher = plane.fetcher(str(address))
+
+    def pull():
+      with contextlib.suppress(data_plane.TransferFailed):
+        fetcher.pull(Payload(1, 'raw', 100, 0), WAIT_S)
+
+    pulling = threading.Thread(target=pull)
+    pulling.start()
+    peer.accept()[0].close()  # The probe.
+    with peer.accept()[0] as connection:
+      # The library's greeting names the port that the bytes are to go to.
+      [bulk] = re.findall(rb'127\.0\.0\.1:(\d+)', connection.recv(1000))
+      closing = threading.Thread(target=plane.close)
+      closing.start()
+      closing.join(SHORT_S)
+      sockets.probe(sockets.LOOPBACK, int(bulk), WAIT_S)
+  pulling.join(WAIT_S)
+  closing.join(WAIT_S)
+  assert not pulling.is_alive() and not closing.is_alive()
+  with pytest.raises(ConnectionRefusedError):
+    sockets.probe(sockets.LOOPBACK, int(bulk), WAIT_S)
 
 
 def test_contract_many_threads_pull_at_once(pair):
