@@ -118,6 +118,7 @@ def _store(name: str, executed):
   nbformat.write(notebook, FOLDER / f'{name}.ipynb')
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize('name', NAMES)
 def test_notebook_runs(name, home, request):
   del home

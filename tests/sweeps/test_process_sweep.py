@@ -12,7 +12,7 @@ from diloco.sweeps import sweep
 from diloco.watch.folders import FollowedFolders
 from tests.processes.processes import START_S, Processes
 
-pytestmark = pytest.mark.beside
+pytestmark = pytest.mark.soak  # Three launches, one after the other.
 
 LABELS = 'outer.lr = 0.3', 'outer.lr = 0.6'
 FLAGS = '--sweep=outer.lr=0.3,0.6', '--seeds=1'
