@@ -173,7 +173,8 @@ def _lives(process):
 # The scripts with what they are for: a real syncer and a real learner.
 
 
-@pytest.mark.parametrize('hosts', [pytest.param(1, marks=pytest.mark.soak), 2])
+@pytest.mark.soak
+@pytest.mark.parametrize('hosts', [1, 2])
 def test_a_run_comes_to_its_end(tmp_path, hosts):
   for name, text in (('srun', SRUN), ('scontrol', SCONTROL)):
     (tmp_path / name).write_text(text)

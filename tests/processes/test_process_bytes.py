@@ -7,7 +7,7 @@ from diloco.metrics import names
 from diloco.metrics.jsonl import read_jsonl
 from tests.processes.processes import ENDLESS, START_S, Processes
 
-pytestmark = pytest.mark.beside
+pytestmark = pytest.mark.soak
 
 FRAGMENTS = 4  # P.
 MODEL = (
@@ -37,9 +37,7 @@ BYTES_MAX = 0.56  # Per parameter, leg, and round trip of all fragments.
 BYTES_MIN = 0.48
 
 
-@pytest.mark.parametrize(
-  'data_plane', ['jax_transfer', pytest.param('grpc', marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize('data_plane', ['jax_transfer', 'grpc'])
 def test_bytes_per_parameter_at_the_sockets(tmp_path, data_plane):
   """Done-when 3: at most 0.56 bytes per parameter, leg and round trip.
 
