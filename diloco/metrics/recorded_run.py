@@ -744,9 +744,9 @@ class FollowedRun:
     for m in range(self.setup.learners):
       for part in parts(self.workdir.learner_tape(m)):
         with part.open() as file:
-          line = file.readline()
-        if line.endswith('\n'):
-          return json.loads(line).get('machine', {})
+          for line in file:  # It takes fragments in before it begins.
+            if '"kind": "Begin"' in line and line.endswith('\n'):
+              return json.loads(line).get('machine', {})
     return {}
 
 

@@ -153,6 +153,19 @@ def test_model_protocol_and_machine_stand_in_one_sentence(golden):
     assert words in sentence
 
 
+def test_the_machine_is_known_where_a_learner_took_fragments_in_first(
+  golden, tmp_path
+):
+  """As one does that joins after the first rounds have closed."""
+  shutil.copytree(golden, tmp_path / 'run')
+  tape = FollowedRun(tmp_path / 'run').workdir.learner_tape(0)
+  lines = tape.read_text().splitlines(keepends=True)
+  first = next(line for line in lines if json.loads(line)['kind'] == 'Apply')
+  tape.write_text(''.join([first, *lines]))
+  (sentence,) = page_of(tmp_path / 'run').paragraphs
+  assert 'jax 0.10.2' in sentence
+
+
 def test_what_f32_would_have_needed_is_said(golden):
   tiles = {tile.name: tile for tile in page_of(golden).tiles}
   assert (tiles['bytes up'].value, tiles['bytes up'].note) == (
