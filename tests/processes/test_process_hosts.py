@@ -68,11 +68,13 @@ def finals(tmp_path_factory):
   return found
 
 
+@pytest.mark.soak
 def test_losses_are_those_of_the_run_in_one_piece(finals):
   (_, one), (_, two) = finals
   np.testing.assert_allclose(two, one, rtol=1e-5)
 
 
+@pytest.mark.soak
 def test_the_result_is_that_of_the_run_in_one_piece(finals):
   (one, _), (two, _) = finals
   for path in one:
@@ -163,6 +165,7 @@ def begun(processes, learner: int) -> list[dict]:
   return [line['source'] for line in lines if line['kind'] == 'Begin']
 
 
+@pytest.mark.soak
 def test_a_killed_learner_takes_its_peers_moments_host_to_host(tmp_path):
   """The learner has no disk: what it has, it has from its peer."""
   without_disk = (*SLOWLY, 'checkpoint.learner_every_steps=0')
