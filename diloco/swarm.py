@@ -102,10 +102,7 @@ def _surveys(
       yield swarm.survey(batch)
     return
   context = multiprocessing.get_context('spawn')
-  # Ctrl-C reaches the whole group; its processes end with this one.
-  ignored = signal.SIGINT, signal.SIG_IGN
-  pool = futures.ProcessPoolExecutor(jobs, context, signal.signal, ignored)
-  with pool:
+  with futures.ProcessPoolExecutor(jobs, context, swarm.begin_process) as pool:
     running = {pool.submit(swarm.survey, batch) for batch in batches}
     while running and not stops:
       done, running = futures.wait(

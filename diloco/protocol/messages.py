@@ -7,9 +7,8 @@ the data plane, and a `Payload` says how to request and verify them.
 """
 
 import bisect
-import dataclasses
 
-from diloco.protocol.values import Value
+from diloco.protocol.values import Value, field_names
 
 PROTOCOL_VERSION = 5
 # A peer may have written it; it goes in the event log.
@@ -171,7 +170,7 @@ class Contribution(Value):
 
   def facts(self, kind: type[Value]) -> dict[str, object]:
     """Returns the fields that a base of this class has, by name."""
-    return {x.name: getattr(self, x.name) for x in dataclasses.fields(kind)}
+    return {name: getattr(self, name) for name in field_names(kind)}
 
 
 class _OfferKey(Value):

@@ -2,6 +2,7 @@
 """Frozen values that change at every event, and how to change them."""
 
 import dataclasses
+import functools
 import typing
 
 EMA_WEIGHT = 0.2  # Weight of the newest sample; the paper gives no value.
@@ -28,11 +29,22 @@ def replace_unchecked(value: V, **fields) -> V:
   A machine changes several values at each inner step, and a swarm test runs
   millions of steps.
   """
-  copy = object.__new__(value.__class__)
   values = value.__dict__ | fields
   assert len(values) == len(value.__dict__), f'{fields=} of {value}'
-  object.__setattr__(copy, '__dict__', values)
-  return copy
+  return make_unchecked(value.__class__, values)
+
+
+def make_unchecked(cls: type[V], values: dict[str, object]) -> V:
+  """Makes a value of all its fields, as fast as `replace_unchecked` does."""
+  made = object.__new__(cls)
+  object.__setattr__(made, '__dict__', values)
+  return made
+
+
+@functools.cache
+def field_names(cls: type) -> tuple[str, ...]:
+  """Returns the names of a dataclass's fields, in order."""
+  return tuple(field.name for field in dataclasses.fields(cls))
 
 
 class Ema(Value):

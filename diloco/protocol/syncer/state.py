@@ -13,7 +13,13 @@ from diloco.protocol.pace import PaceClock
 from diloco.protocol.round_policy import RoundPolicy
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.timeouts import TransferTime
-from diloco.protocol.values import Ema, Value, replace_unchecked
+from diloco.protocol.values import (
+  Ema,
+  Value,
+  field_names,
+  make_unchecked,
+  replace_unchecked,
+)
 
 # Rounds ----------------------------------------------------------------------
 
@@ -83,7 +89,7 @@ class Round:
 
   def copy(self) -> 'Round':
     """Returns a copy that later changes do not affect."""
-    return dataclasses.replace(
+    return replace_unchecked(
       self,
       pulls=dict(self.pulls),
       pulled=set(self.pulled),
@@ -369,7 +375,7 @@ class SyncerState:
     self.effects: list[syncer_events.Effect] = []
 
   def snapshot(self) -> SyncerSnapshot:
-    return SyncerSnapshot(**self._values(SyncerSnapshot))
+    return make_unchecked(SyncerSnapshot, self._values(SyncerSnapshot))
 
   def load(self, snapshot: SyncerSnapshot):
     self._set(snapshot)
@@ -397,10 +403,9 @@ class SyncerState:
       'members': tuple(self.members.items()),
       'open_rounds': tuple(r.copy() for r in self.rounds.values()),
     }
-    names = [field.name for field in dataclasses.fields(cls)]
     return {
       name: derived[name] if name in derived else _frozen(getattr(self, name))
-      for name in names
+      for name in field_names(cls)
     }
 
   def _set(self, values: SyncerSnapshot | Ledger):
