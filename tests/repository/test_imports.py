@@ -3,332 +3,140 @@
 
 import ast
 import pathlib
+import re
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
 STDLIB = sys.stdlib_module_names
 
 # What a package may import besides itself and, but for protocol, the standard
-# library. The longest prefix that names a file decides.
-PROTOCOL_STDLIB = {
-  'bisect',
-  'collections',
-  'dataclasses',
-  'enum',
-  'functools',
-  'heapq',
-  'itertools',
-  'json',
-  'math',
-  'typing',
-}
-CHOICES = {
-  'diloco.models.decoder_config',
-  'diloco.models.kinds',
-  'diloco.data.sources',
-  'diloco.data.tokenizers',
-  'diloco.numerics.optimizers',
-  'diloco.numerics.codec',
-  'diloco.numerics.fragments',
-  'diloco.numerics.merge',
-  'diloco.numerics.schedule',
-  'diloco.transport.planes',
-}
-CONFIG = {
-  'diloco.config.config_files',
-  'diloco.config.data_section',
-  'diloco.config.flags',
-  'diloco.config.lab_section',
-  'diloco.config.run_config',
-  'diloco.config.sections',
-}
-SIMULATED = {'diloco.config.simulation', *CONFIG}
-PLANNED = {
-  'diloco.config.hardware',
-  'diloco.config.sections',
-  'diloco.fleets.systems',
-  'diloco.protocol',
-  'diloco.sizing.memory',
-  'diloco.numerics.codec',
-}
-LOW = {
-  'diloco.protocol',
-  'diloco.numerics',
-  'diloco.models',
-  'diloco.data',
-  'diloco.metrics',
-  'diloco.monitoring',
-  'diloco.transport',
-  'diloco.checkpoint',
-}
-SIMULATOR = {'diloco.fleets', 'diloco.simulator'}
-NEVER_JAX = (*SIMULATOR, 'diloco.prediction', 'diloco.studies')
-TABLE = {
-  'diloco/protocol': set(),
-  'diloco/numerics': {'jax', 'numpy', 'optax'},
-  'diloco/models': {'jax', 'flax', 'numpy'},
-  'diloco/data': {'grain', 'numpy'},
-  # Readers of files and tokenizers; but for those that Grain brings along, they
-  # are extras, imported where they are needed.
-  'diloco/data/paths.py': {'diloco.data', 'etils'},
-  'diloco/data/documents.py': {'diloco.data', 'etils', 'numpy'},
-  'diloco/data/records_folder.py': {
-    'array_record',
-    'diloco.data',
-    'etils',
-    'numpy',
-  },
-  'diloco/data/array_records.py': {'diloco.data', 'google.protobuf', 'grain'},
-  'diloco/data/parquet_files.py': {'diloco.data', 'pyarrow'},
-  'diloco/data/tokenizers.py': {
-    'diloco.data',
-    'numpy',
-    'sentencepiece',
-    'tokenizers',
-  },
-  'diloco/metrics': {'numpy', 'absl', 'tensorboardX', 'diloco.protocol'},
-  'diloco/transport': {'diloco.protocol', 'grpc', 'msgpack', 'numpy'},
-  'diloco/monitoring': {
-    'absl',
-    'diloco.metrics',
-    'diloco.transport.sockets',
-    'prometheus_client',
-  },
-  'diloco/transport/data_plane.py': {
-    'diloco.numerics.native',  # CRCs.
-    'diloco.protocol',
-    'diloco.transport.sockets',
-    'numpy',
-  },
-  'diloco/transport/jax_transfer.py': {
-    'diloco.protocol',
-    'diloco.transport',
-    'jax',
-    'numpy',
-  },
-  'diloco/checkpoint': {
-    'orbax',
-    'jax',
-    'grain',
-    'numpy',
-    'diloco.metrics.files',
-    'diloco.numerics.native',
-    'diloco.protocol',
-    'diloco.transport.data_plane',
-  },
-  'diloco/checkpoint/parameters.py': {
-    'diloco.checkpoint.orbax_files',
-    'numpy',
-    'orbax',
-  },
-  'diloco/checkpoint/safetensors_files.py': {'numpy', 'safetensors'},
-  # Registries of choices, which import nothing heavy.
-  'diloco/config': {'diloco.protocol', *CHOICES},
-  'diloco/config/lab_section.py': {
-    'diloco.config',
-    'diloco.faults',
-    'diloco.lab.lab_systems',
-  },
-  'diloco/config/simulation.py': {
-    'diloco.config',
-    'diloco.fleets.failures',
-    'diloco.fleets.systems',
-    'diloco.protocol',
-  },
-  'diloco/config/__main__.py': SIMULATED
-  | {'absl', 'diloco.fleets.failures', 'diloco.fleets.systems', *CHOICES}
-  | {'diloco.protocol'},
-  'diloco/config/config_files.py': SIMULATED | {'absl', 'ml_collections'},
-  'diloco/config/flags.py': SIMULATED | {'absl', 'ml_collections'},
-  'diloco/faults.py': set(),
-  'diloco/simulator': {
-    'diloco.faults',
-    'diloco.protocol',
-    'diloco.metrics',
-    'numpy',
-  },
-  'diloco/fleets': {
-    'diloco.metrics',
-    'diloco.protocol',
-    'diloco.simulator',
-    'numpy',
-  },
-  'diloco/pages': {'matplotlib', 'numpy', 'rich', 'diloco.metrics'},
-  'diloco/studies': {
-    'diloco.metrics',
-    'diloco.pages.parts',
-    'diloco.protocol',
-    'diloco.numerics.codec',
-    *SIMULATED,
-    *SIMULATOR,
-  },
-  'diloco/prediction': {
-    'diloco.faults',
-    'diloco.metrics',
-    'diloco.pages.parts',
-    'diloco.protocol',
-    *CONFIG,
-    *SIMULATOR,
-  },
-  'diloco/report/to_wandb.py': {'diloco.metrics', 'wandb', *CONFIG},
-  'diloco/report/__main__.py': {
-    'absl',
-    'diloco.metrics',
-    'diloco.pages',
-    'diloco.watch',
-    *CONFIG,
-  },
-  # Of the lab and of the launcher: no jax.
-  'diloco/sweeps': CONFIG
-  | {'absl', 'diloco.metrics', 'diloco.pages.text_tables', 'scipy'},
-  'diloco/watch': {
-    'diloco.metrics',
-    'diloco.monitoring',
-    'diloco.pages',
-    'diloco.sweeps.sweep',
-    'numpy',
-  },
-  'diloco/watch/__main__.py': {
-    'absl',
-    'diloco.metrics',
-    'diloco.pages',
-    'diloco.transport.sockets',
-    'diloco.watch',
-    *CONFIG,
-  },
-  'diloco/swarm.py': {'diloco.metrics', 'diloco.simulator', 'absl', *CONFIG},
-  'diloco/simulate.py': {
-    'absl',
-    'diloco.metrics',
-    'diloco.pages',
-    'diloco.prediction',
-    'diloco.studies',
-    *SIMULATED,
-    *SIMULATOR,
-  },
-  'diloco/plan.py': {
-    'absl',
-    'diloco.data.sources',
-    'diloco.metrics.run_progress',
-    'diloco.sizing',  # In its second mode only: it needs jax.
-    *SIMULATED,
-  },
-  # A process knows what processes share, not the other process.
-  'diloco/run': LOW
-  | CONFIG
-  | {'absl', 'diloco.config.hardware', 'jax', 'numpy'},
-  'diloco/learner': LOW | CONFIG | {'absl', 'diloco.run', 'jax', 'numpy'},
-  'diloco/learner/__main__.py': LOW
-  | CONFIG
-  | {'absl', 'diloco.learner', 'diloco.run'},
-  'diloco/learner/hosts/host_main.py': LOW
-  | CONFIG
-  | {'absl', 'diloco.config.hardware', 'diloco.learner', 'diloco.run', 'jax'},
-  'diloco/syncer': LOW
-  | CONFIG
-  | {'absl', 'diloco.run', 'jax', 'numpy', 'optax'},
-  'diloco/evaluation': LOW | CONFIG | {'absl', 'diloco.run', 'jax', 'numpy'},
-  'diloco/replay': LOW
-  | CONFIG
-  | {'absl', 'diloco.learner', 'diloco.run', 'diloco.syncer', 'jax', 'numpy'},
-  'diloco/lab': LOW
-  | CONFIG
-  | SIMULATOR
-  | {
-    'absl',
-    'diloco.learner',
-    'diloco.pages.text_tables',
-    'diloco.run',
-    'diloco.sweeps',
-    'diloco.syncer',
-    'jax',
-    'numpy',
-  },
-  # It measures all of the others, and starts processes as users do.
-  'diloco/bench': LOW
-  | CONFIG
-  | SIMULATOR
-  | {
-    'absl',
-    'diloco.pages',
-    'diloco.run',
-    'diloco.syncer',
-    'jax',
-    'ml_collections',
-    'numpy',
-    'rich',
-  },
-  'diloco/sizing': LOW
-  | CONFIG
-  | {
-    'absl',
-    'diloco.config.hardware',
-    'diloco.learner',
-    'diloco.run',
-    'jax',
-    'numpy',
-  },
-  # Arithmetic, and its text: no jax.
-  'diloco/sizing/planner.py': PLANNED | {'diloco.models.flops'},
-  # Launchers ask it, too: no jax.
-  'diloco/sizing/memory.py': CONFIG
-  | {
-    'diloco.models.kinds',
-    'diloco.numerics.codec',
-    'diloco.protocol.config',
-    'diloco.numerics.fragments',
-    'diloco.numerics.optimizers',
-    'diloco.numerics.shard_assignment',
-  },
-  'diloco': LOW
-  | CONFIG
-  | {'diloco.pages.text_tables', 'diloco.run', 'absl', 'jax', 'numpy'},
-  'experiments': {
-    'ml_collections',
-    'diloco.config.run_config',
-    'diloco.config.simulation',
-    'experiments.common',
-    'experiments.scales',
-  },
-  'experiments/own_model.py': {  # Its model; the others only name theirs.
-    'diloco.models.api',
-    'experiments.common',
-    'jax',
-  },
-  'launch': CONFIG
-  | {
-    'absl',
-    'ml_collections',
-    'rich',
-    'diloco.config.hardware',
-    'diloco.metrics',
-    'diloco.monitoring.monitor_flags',
-    'diloco.pages.figures',  # For loss.png, the first chart of a run's page.
-    'diloco.pages.text_tables',
-    'diloco.protocol',
-    'diloco.run.bind_policy',
-    'diloco.sizing.memory',
-    'diloco.sweeps',
-    'diloco.transport.planes',
-    'diloco.transport.sockets',
-    'diloco.watch',
-    'yaml',
-  },
-  # It judges runs as the simulator would, and simulates their plans.
-  'launch/chaos': CONFIG
-  | {
-    'absl',
-    'diloco.config.data_section',
-    'diloco.faults',
-    'diloco.metrics',
-    'diloco.pages.text_tables',
-    'diloco.prediction',
-    'diloco.transport.sockets',
-    'launch',
-    'numpy',
-    'rich',
-  },
-}
+# library. The longest prefix that names a file decides. A name in capitals
+# stands for what its own row has.
+TABLE_TEXT = """
+CHOICES: diloco.data.sources diloco.data.tokenizers diloco.models.decoder_config
+  diloco.models.kinds diloco.numerics.codec diloco.numerics.fragments
+  diloco.numerics.merge diloco.numerics.optimizers diloco.numerics.schedule
+  diloco.transport.planes
+CONFIG: diloco.config.config_files diloco.config.data_section
+  diloco.config.flags diloco.config.lab_section diloco.config.run_config
+  diloco.config.sections
+SIMULATED: CONFIG diloco.config.simulation
+PLANNED: diloco.config.hardware diloco.config.sections diloco.fleets.systems
+  diloco.numerics.codec diloco.protocol diloco.sizing.memory
+LOW: diloco.checkpoint diloco.data diloco.metrics diloco.models
+  diloco.monitoring diloco.numerics diloco.protocol diloco.transport
+SIMULATOR: diloco.fleets diloco.simulator
+diloco/protocol: bisect collections dataclasses enum functools heapq itertools
+  json math typing
+diloco/numerics: jax numpy optax
+diloco/models: flax jax numpy
+diloco/data: grain numpy
+# Readers of files and tokenizers; but for those that Grain brings along, they
+# are extras, imported where they are needed.
+diloco/data/paths.py: diloco.data etils
+diloco/data/documents.py: diloco.data etils numpy
+diloco/data/records_folder.py: array_record diloco.data etils numpy
+diloco/data/array_records.py: diloco.data google.protobuf grain
+diloco/data/parquet_files.py: diloco.data pyarrow
+diloco/data/tokenizers.py: diloco.data numpy sentencepiece tokenizers
+diloco/metrics: absl diloco.protocol numpy tensorboardX
+diloco/transport: diloco.protocol grpc msgpack numpy
+diloco/monitoring: absl diloco.metrics diloco.transport.sockets
+  prometheus_client
+diloco/transport/data_plane.py: diloco.numerics.native diloco.protocol
+  diloco.transport.sockets numpy
+diloco/transport/jax_transfer.py: diloco.protocol diloco.transport jax numpy
+diloco/checkpoint: diloco.metrics.files diloco.numerics.native diloco.protocol
+  diloco.transport.data_plane grain jax numpy orbax
+diloco/checkpoint/parameters.py: diloco.checkpoint.orbax_files numpy orbax
+diloco/checkpoint/safetensors_files.py: numpy safetensors
+# Registries of choices, which import nothing heavy.
+diloco/config: CHOICES diloco.protocol
+diloco/config/lab_section.py: diloco.config diloco.faults diloco.lab.lab_systems
+diloco/config/simulation.py: diloco.config diloco.fleets.failures
+  diloco.fleets.systems diloco.protocol
+diloco/config/__main__.py: CHOICES SIMULATED absl diloco.fleets.failures
+  diloco.fleets.systems diloco.protocol
+diloco/config/config_files.py: SIMULATED absl ml_collections
+diloco/config/flags.py: SIMULATED absl ml_collections
+diloco/faults.py:
+diloco/simulator: diloco.faults diloco.metrics diloco.protocol numpy
+diloco/fleets: diloco.metrics diloco.protocol diloco.simulator numpy
+diloco/pages: diloco.metrics matplotlib numpy rich
+diloco/studies: SIMULATED SIMULATOR diloco.metrics diloco.numerics.codec
+  diloco.pages.parts diloco.protocol
+diloco/prediction: CONFIG SIMULATOR diloco.faults diloco.metrics
+  diloco.pages.parts diloco.protocol
+diloco/report/to_wandb.py: CONFIG diloco.metrics wandb
+diloco/report/__main__.py: CONFIG absl diloco.metrics diloco.pages diloco.watch
+# Of the lab and of the launcher: no jax.
+diloco/sweeps: CONFIG absl diloco.metrics diloco.pages.text_tables scipy
+diloco/watch: diloco.metrics diloco.monitoring diloco.pages diloco.sweeps.sweep
+  numpy
+diloco/watch/__main__.py: CONFIG absl diloco.metrics diloco.pages
+  diloco.transport.sockets diloco.watch
+diloco/swarm.py: CONFIG absl diloco.metrics diloco.simulator
+diloco/simulate.py: SIMULATED SIMULATOR absl diloco.metrics diloco.pages
+  diloco.prediction diloco.studies
+diloco/plan.py: SIMULATED absl diloco.data.sources diloco.metrics.run_progress
+  diloco.sizing
+# A process knows what processes share, not the other process.
+diloco/run: CONFIG LOW absl diloco.config.hardware jax numpy
+diloco/learner: CONFIG LOW absl diloco.run jax numpy
+diloco/learner/__main__.py: CONFIG LOW absl diloco.learner diloco.run
+diloco/learner/hosts/host_main.py: CONFIG LOW absl diloco.config.hardware
+  diloco.learner diloco.run jax
+diloco/syncer: CONFIG LOW absl diloco.run jax numpy optax
+diloco/evaluation: CONFIG LOW absl diloco.run jax numpy
+diloco/replay: CONFIG LOW absl diloco.learner diloco.run diloco.syncer jax numpy
+diloco/lab: CONFIG LOW SIMULATOR absl diloco.learner diloco.pages.text_tables
+  diloco.run diloco.sweeps diloco.syncer jax numpy
+# It measures all of the others, and starts processes as users do.
+diloco/bench: CONFIG LOW SIMULATOR absl diloco.pages diloco.run diloco.syncer
+  jax ml_collections numpy rich
+diloco/sizing: CONFIG LOW absl diloco.config.hardware diloco.learner diloco.run
+  jax numpy
+# Arithmetic, and its text: no jax.
+diloco/sizing/planner.py: PLANNED diloco.models.flops
+# Launchers ask it, too: no jax.
+diloco/sizing/memory.py: CONFIG diloco.models.kinds diloco.numerics.codec
+  diloco.numerics.fragments diloco.numerics.optimizers
+  diloco.numerics.shard_assignment diloco.protocol.config
+diloco: CONFIG LOW absl diloco.pages.text_tables diloco.run jax numpy
+experiments: diloco.config.run_config diloco.config.simulation
+  experiments.common experiments.scales ml_collections
+experiments/own_model.py: diloco.models.api experiments.common jax
+launch: CONFIG absl diloco.config.hardware diloco.metrics
+  diloco.monitoring.monitor_flags diloco.pages.figures diloco.pages.text_tables
+  diloco.protocol diloco.run.bind_policy diloco.sizing.memory diloco.sweeps
+  diloco.transport.planes diloco.transport.sockets diloco.watch ml_collections
+  rich yaml
+# It judges runs as the simulator would, and simulates their plans.
+launch/chaos: CONFIG absl diloco.config.data_section diloco.faults
+  diloco.metrics diloco.pages.text_tables diloco.prediction
+  diloco.transport.sockets launch numpy rich
+"""
+
+
+def _parsed(text: str) -> dict[str, frozenset[str]]:
+  """Returns the rows of a table, names in capitals replaced by theirs."""
+  rows: dict[str, frozenset[str]] = {}
+  for line in re.sub(r'#.*\n', '', text).replace('\n  ', ' ').split('\n'):
+    name, _, words = line.partition(':')
+    if name:
+      rows[name] = frozenset().union(
+        *(rows[word] if word.isupper() else {word} for word in words.split())
+      )
+  return {name: words for name, words in rows.items() if not name.isupper()}
+
+
+NEVER_JAX = (
+  'diloco.fleets',
+  'diloco.simulator',
+  'diloco.prediction',
+  'diloco.studies',
+)
+TABLE = _parsed(TABLE_TEXT)
 
 
 def _files():
@@ -371,10 +179,9 @@ def _row(relative: str) -> str:
 def _may(relative: str, module: str) -> bool:
   row = _row(relative)
   top = module.partition('.')[0]
-  if top in STDLIB or module == '__future__':
-    return row != 'diloco/protocol' or top in PROTOCOL_STDLIB
-  if module == 'diloco':  # Its version.
-    return row != 'diloco/protocol'
+  is_common = top in STDLIB or module == 'diloco'  # Its version.
+  if is_common and row != 'diloco/protocol':
+    return True
   itself = row.removesuffix('.py').replace('/', '.')
   allowed = {*TABLE[row], 'diloco' if row == 'diloco' else itself}
   if row == 'diloco' and module.startswith(NEVER_JAX):
