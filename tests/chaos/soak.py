@@ -88,10 +88,6 @@ def main(argv) -> int:
       'kills': given.kills,
       'checks': [dataclasses.asdict(check) for check in checks],
       'growth_per_minute': [dataclasses.asdict(g) for g in soak.growths()],
-      'samples': {
-        name: [dataclasses.astuple(sample) for sample in samples]
-        for name, samples in soak.samples().items()
-      },
     }
     pathlib.Path(given.out).write_text(json.dumps(found, indent=1) + '\n')
   return 1 if any(check.findings for check in checks) else 0

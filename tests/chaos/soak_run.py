@@ -22,7 +22,6 @@ from tests.chaos.resources import (
   THREADS_MAX,
   Growth,
   ResourceWatch,
-  Sample,
 )
 
 PAIR_SHARE = 0.2  # Of the strikes, two processes at once.
@@ -146,10 +145,6 @@ class Soak:
       _flat('threads', growths, 'threads', THREADS_MAX, 1, ''),
       Check('all processes are gone', self._resources.left()),
     ]
-
-  def samples(self) -> dict[str, list[Sample]]:
-    """Returns the samples of each process, once it was warm."""
-    return self._resources.samples()
 
   def growths(self) -> list[Growth]:
     return self._resources.growths()
