@@ -312,9 +312,10 @@ def on_handed_in(
   """Notes that a learner makes no more steps, as it was told to finish.
 
   If this syncer did not tell it so, it has lost its ledger, which would say
-  when the finish began. The learner is believed before the first merge; from
-  then on the process's own count decides when the run is over, as long as any
-  other learner makes steps.
+  when the finish began. The learner is believed before the first merge, unless
+  the rounds that others know of have overtaken that finish: its process knew
+  less. From then on the process's own count decides when the run is over, as
+  long as any other learner makes steps.
   """
   if not state.members[learner].ready:
     return 'hands in before it was ready'
@@ -322,12 +323,11 @@ def on_handed_in(
     state.change(learner, handed_in=handed_in.last_round)
     return None
   # A finish gives every fragment one more round after those that closed.
-  closed = state.closed_round if state.knows_less else 0
-  if handed_in.last_round < max(state.config.fragments, closed):
-    words = f'last_round={handed_in.last_round}'
-    return f'{words}, round {state.closed_round} closed'
+  least = state.config.fragments
+  if handed_in.last_round < least:
+    return f'last_round={handed_in.last_round}, must be {least} or more'
   state.change(learner, handed_in=handed_in.last_round)
-  if state.knows_less:
+  if state.knows_less and handed_in.last_round >= state.closed_round:
     _finish_as_told(state, handed_in.last_round)
   else:
     # Its clock would hold up t for good.
