@@ -373,6 +373,7 @@ class Swarm:
       and members[m].incarnation == process.incarnation
       and members[m].ready
       and not members[m].leaving
+      and process.machine.snapshot().leave_at_s is None  # It was not preempted.
       for m, process in self.cluster.learners.items()
     )
     lost = {*dict(snapshot.lost), *dict(snapshot.away)} - {*without}

@@ -14,10 +14,9 @@ Hence the following, each from an experiment on jax 0.10.2 and 0.12.0.1:
   the connection. A buffer whose neighbour in the same pull failed never becomes
   ready, poisoned or not; so there is one buffer per pull.
 * A connection on which anything failed is dropped; later pulls on it may hang.
-* The publisher connects back to the puller's bulk port, and a refusal there
-  aborts its process (jaxlib 0.10.2). So a process that leaves in good order
-  finishes the handshakes it has begun; one that is killed within one (less than
-  a millisecond on an idle machine) can take the publisher's process with it.
+* The publisher connects back to the puller; refused, its process is aborted
+  (jaxlib 0.10.2). So a process that leaves in good order finishes handshakes
+  that it has begun; one killed within one can take the publisher with it.
 * The size is offered as an array of its own and is compared first: pulling 12
   of 20 MiB "succeeds", other wrong sizes hang or fail, by chance.
 * A withdrawn offer is replaced by an empty one, which answers with an error,
@@ -230,12 +229,7 @@ class JaxFetcher:
       return self._idle.pop() if self._idle else None
 
   def _fetch(
-    self,
-    connection,
-    uuid: int,
-    nbytes: int,
-    deadline: float,
-    fresh: bool = False,
+    self, connection, uuid: int, nbytes: int, deadline: float, fresh=False
   ) -> np.ndarray:
     """Returns one buffer, as a read-only view of the array that holds it.
 

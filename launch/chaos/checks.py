@@ -357,16 +357,25 @@ def versions(tape: Iterable[Mapping]) -> list[str]:
 def bits(
   tape: Iterable[Mapping], tapes: Mapping[int, Iterable[Mapping]]
 ) -> list[str]:
-  """A learner that takes in a version of a fragment has the syncer's bits."""
-  known = {(x['fragment'], x['version']): x['crc'] for x in closed(tape)}
+  """A learner that takes in a version of a fragment has the syncer's bits.
+
+  If all who had a version have died, its number goes on with older bits.
+  """
+  known = collections.defaultdict(list)
+  for line in tape:
+    if line['kind'] == 'Publish':
+      known[line['fragment'], line['version']].append(line['crc'])
+    elif line['kind'] == 'Started':
+      for p, (version, crc) in enumerate(zip(line['versions'], line['crcs'])):
+        known[p, version].append(crc)
   return [
     f'learner {m}, fragment {line["fragment"]}, version {line["version"]}: '
-    f'CRC {line["crc"]}, the syncer has {theirs}'
+    f'CRC {line["crc"]}, the syncer has {theirs[-1]}'
     for m, own in sorted(tapes.items())
     for line in own
     if line['kind'] == 'Apply'
     for theirs in [known.get((line['fragment'], line['version']))]
-    if theirs not in (None, line['crc'])
+    if theirs and line['crc'] not in theirs
   ]
 
 

@@ -161,6 +161,13 @@ def test_other_bits_of_a_version_fail():
   }
 
 
+def test_a_version_that_nobody_had_any_more_goes_on_with_older_bits():
+  started = {'kind': 'Started', 'versions': [2], 'crcs': [1]}
+  tapes = {0: [applied(2, 1)], 1: [applied(2, 2)]}
+  lines = [{'time_s': T0 + 1.0, **started}, *tape()]
+  assert 'the bits agree' not in failing(made(tape=lines, tapes=tapes))
+
+
 def test_an_unbalanced_ledger_fails():
   rows = {(1, 0): TokenCounts(100, 60, 32, (), 0)}
   assert failing(made(ledger=rows)) == {
