@@ -351,11 +351,14 @@ class LearnerStage:
       )
     )
 
-  def _full(self, fragment, version, crc=None):
+  def _full(self, fragment, version, crc=None, merged=0):
     self._handle += 1
     payload = messages.Payload(self._handle, 'f32', 1, 0)
     crc = crc or crc_of(fragment, version)
-    yield self._heard(messages.FullFragment(fragment, version, payload, crc))
+    merged = (self._incarnation, merged) if merged else (0, 0)
+    yield self._heard(
+      messages.FullFragment(fragment, version, payload, crc, *merged)
+    )
 
   def _rebuilt(self, fragment, version, crc=None):
     crc = crc or crc_of(fragment, version)

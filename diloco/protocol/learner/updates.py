@@ -46,16 +46,15 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
   p = message.fragment
   named = message.merged_incarnation, message.merged_handle
   fragment = core.state.fragments[p]
-  held_otherwise = (
-    fragment.host == message.version and fragment.crc != message.crc
-  )
+  held = fragment.host, fragment.crc
   core.set_fragment(
     p,
     at_syncer=(message.version, message.crc),
     received=fragment.received + 1,
     # The syncer has gone on with other bytes of a version that is here: nothing
     # may begin with these, nor be offered or donated, until the others arrive.
-    unlike=fragment.unlike or held_otherwise,
+    unlike=fragment.unlike
+    or (held[0] == message.version and held[1] != message.crc),
   )
   if not core.state.settled:
     # It was not asked for: its shard is here again. A donor's whole state may
@@ -65,7 +64,8 @@ def on_full_fragment(core: Core, message: messages.FullFragment):
     return
   own = fragment.own_offer(*named)
   if own is not None:
-    core.set_fragment(p, merged=own, merged_version=message.version)
+    if own != fragment.merged:  # Otherwise an older version has it already.
+      core.set_fragment(p, merged=own, merged_version=message.version)
     by = f'version {message.version}'
     leaving.on_merged(core, p, own.handle, own.step, by)
   core.set_fragment(

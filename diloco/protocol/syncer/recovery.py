@@ -172,11 +172,7 @@ def _question(state: SyncerState, p: int, lost: LostFragment) -> LostFragment:
   ]
   for learner, _ in new:
     state.send(learner, messages.AskFragment(p))
-  return (
-    replace_unchecked(lost, questioned=(*lost.questioned, *new))
-    if new
-    else lost
-  )
+  return replace_unchecked(lost, questioned=(*lost.questioned, *new))
 
 
 def _all_are_here(state: SyncerState) -> bool:
@@ -325,7 +321,13 @@ def on_taken(state: SyncerState, event: syncer_events.FragmentTaken):
   else:
     reason = f'fragment {p} at version {version}'
     state.record('donated', event.learner, reason)
-    _recovered(state, p, lost.asked, lost.wanted_by)
+    serve_to = set(lost.wanted_by)
+    if lost.crc is None:  # Each was told its own: some may have other bytes.
+      here = version, lost.offered.crc
+      for learner, member in state.members.items():
+        if (member.versions[p], member.crcs[p]) != here:
+          serve_to.add(learner)
+    _recovered(state, p, lost.asked, serve_to)
 
 
 def on_failed(state: SyncerState, event: syncer_events.FragmentFailed):
@@ -402,11 +404,8 @@ def send_full(state: SyncerState, learner: int, fragment: int, reason: str):
   member = state.members[learner]
   sent = member.full_sent.get(fragment, 0) + 1
   state.change(learner, full_sent={**member.full_sent, fragment: sent})
-  state.emit(
-    syncer_events.SendFull(
-      learner, member.incarnation, fragment, reason, merged
-    )
-  )
+  session = learner, member.incarnation
+  state.emit(syncer_events.SendFull(*session, fragment, reason, merged))
   # It is delivered another way.
   state.forget_published(learner, fragment)
 
@@ -503,7 +502,8 @@ def on_back(state: SyncerState, event: syncer_events.ShardReturned):
     away = state.away.pop(p, ShardUnavailable())
     if held.version == version and held.same:
       state.record('back', -1, f'fragment {p} at version {version}')
-      serve(state, p, away.wanted_by)
+      told_own = away.adopted and away.crc is None
+      serve(state, p, state.members if told_own else away.wanted_by)
       continue
     # It belongs to a history that the run has left.
     left = held.version > version
