@@ -99,6 +99,7 @@ def test_generate_prints_prompt_and_text(workdir):
   assert len(ended.stdout) > len('abc\n')
 
 
+@pytest.mark.soak
 def test_a_model_of_word_pieces(params, tmp_path):
   """Evaluated per byte of text, too; what it draws is text again."""
   texts = made_files.texts()

@@ -39,6 +39,7 @@ def start(*argv):
   )
 
 
+@pytest.mark.soak
 def test_a_sweep_is_made_once(tmp_path):
   config = tmp_path / 'mine.py'
   config.write_text(EXPERIMENT)

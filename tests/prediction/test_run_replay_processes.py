@@ -52,6 +52,7 @@ def kill_and_wait(run: LiveRun, learner: int):
   run.until(is_back, START_S, f'{name} is merged again')
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_chaos_run_and_its_simulation_agree_on_goodput(tmp_path):
   """They agree over two kills, whatever else the machine does meanwhile.

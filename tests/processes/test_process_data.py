@@ -46,9 +46,8 @@ def _mix(folder, texts):
   return ('mix', '', name), (f'data.mix={mix!r}', f'data.heldout_path={held}')
 
 
-@pytest.mark.parametrize(
-  'made', [pytest.param(_parquet, marks=pytest.mark.soak), _mix]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize('made', [_parquet, _mix])
 def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
   (source, path, tokenizer), more = made(tmp_path, made_files.texts())
   overrides = (

@@ -94,6 +94,7 @@ def merged_into(processes, fragment: int) -> int:
   return len([line for line in rounds if line['fragment'] == fragment])
 
 
+@pytest.mark.soak
 def test_the_run_survives_the_death_of_each_process(tmp_path):
   with Processes(tmp_path, *SLOWLY) as processes:
     syncer, shard = processes.syncer(), processes.shard(1)

@@ -57,7 +57,9 @@ def over_grpc(tmp_path_factory):
     yield processes
 
 
-@pytest.fixture(params=['killed', 'over_grpc'])
+@pytest.fixture(
+  params=['killed', pytest.param('over_grpc', marks=pytest.mark.soak)]
+)
 def run(request):
   return request.getfixturevalue(request.param)
 
@@ -200,6 +202,7 @@ def test_no_process_is_left(run):
   assert left == []
 
 
+@pytest.mark.soak
 def test_learners_of_one_and_of_four_devices_train_together(tmp_path):
   """A learner's mesh is its own affair: it is no part of the agreement.
 

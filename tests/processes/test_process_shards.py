@@ -81,11 +81,13 @@ def _skipped(run) -> list[dict]:
   return [x for x in run.tape('skipped') if 'is away' in x['reason']]
 
 
+@pytest.mark.soak
 def test_everybody_leaves_in_good_order(survived):
   run, codes, _ = survived
   assert codes == [0, 0, 0, 0], run.tails()
 
 
+@pytest.mark.soak
 def test_rounds_of_the_dead_shard_were_skipped_and_no_others(survived):
   run, _, skipped = survived
   assert skipped >= 2
@@ -93,6 +95,7 @@ def test_rounds_of_the_dead_shard_were_skipped_and_no_others(survived):
   assert all('fragment 1 is away' in reason for reason in reasons)
 
 
+@pytest.mark.soak
 def test_versions_rise_by_one_per_close(survived):
   run, _, _ = survived
   for fragment in (0, 1):
@@ -102,6 +105,7 @@ def test_versions_rise_by_one_per_close(survived):
     assert versions == list(range(1, len(versions) + 1))
 
 
+@pytest.mark.soak
 def test_it_has_learned_and_written_all_of_it(survived):
   run, _, _ = survived
   parameters = read_parameters(run.workdir.parameters)

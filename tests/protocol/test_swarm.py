@@ -16,7 +16,7 @@ from diloco.simulator.scenario import BURDENED_FROM
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
-FIXED, FRESH, SOAK = 100, 250, 20_000
+FIXED, FRESH, SOAK = 100, 120, 20_000
 AT_ONCE = 250
 
 

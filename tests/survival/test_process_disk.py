@@ -212,6 +212,7 @@ def test_a_second_syncer_is_refused_by_the_first_one_s_number(filled):
   processes.until_merged(0)
 
 
+@pytest.mark.soak
 def test_a_syncer_that_starts_on_a_full_disk_waits_for_it(filled):
   """The syncer lets learners in, and closes no round before there is room."""
   processes, syncer, learner, _ = filled

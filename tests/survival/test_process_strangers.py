@@ -71,6 +71,7 @@ def test_hosts_listen_at_the_address_that_they_were_given(tmp_path):
   assert not beyond, found
 
 
+@pytest.mark.soak
 def test_a_stranger_at_the_coordinator_is_no_host(tmp_path):
   """The stranger comes first, and is not taken for host 1."""
   with Processes(tmp_path, *ON_TWO) as processes:

@@ -368,17 +368,20 @@ def test_every_token_is_accounted_for(survived):
 # Diverged, and another mesh -------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_diverged_learner_leaves_by_itself(diverged):
   assert diverged.diverged_code == 1
   assert re.search(r'left: loss nan at step \d+', diverged.log(DIVERGED))
 
 
+@pytest.mark.soak
 def test_it_comes_back_clean_through_a_peer(diverged):
   assert diverged.begins(0)[-1]['source']['kind'] == 'peer'
   losses = [line['train/loss'] for line in diverged.processes.steps(0)]
   assert np.isfinite(losses).all()
 
 
+@pytest.mark.soak
 def test_where_a_donor_is_killed_another_is_asked(diverged):
   asked = [
     line['reason']
@@ -389,12 +392,14 @@ def test_where_a_donor_is_killed_another_is_asked(diverged):
   assert diverged.begins(0)[-1]['source']['learner'] == 2
 
 
+@pytest.mark.soak
 def test_an_id_that_the_run_had_not_seen_is_taken_in(diverged):
   [begin] = diverged.begins(2)
   assert (begin['step'], begin['position']) == (0, 0)
   assert (begin['source']['kind'], begin['source']['learner']) == ('peer', 1)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_goes_on_on_another_mesh(diverged):
   before, begin = diverged.begins(1)[-2:]
   assert (before['machine']['fsdp'], begin['machine']['fsdp']) == (1, 2)

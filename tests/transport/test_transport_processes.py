@@ -256,6 +256,7 @@ def usage() -> tuple[int, int, int]:
   )
 
 
+@pytest.mark.soak
 def test_processes_twenty_cycles_leak_nothing(plane, kind, monkeypatch):
   # A server whose loop is late is kept, and would look like a leak.
   monkeypatch.setattr(jax_transfer, 'CLOSE_S', WAIT_S)
