@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from diloco.checkpoint.parameters import read_parameters
 from diloco.lab.run import crc
 from diloco.metrics import recorded_run

@@ -18,7 +18,7 @@ from diloco.protocol.incarnation import process_of
 from tests.data import made_files
 from tests.processes.processes import START_S, Processes
 
-pytestmark = pytest.mark.beside
+pytestmark = pytest.mark.soak
 
 STEPS = 24
 KILLED_AFTER = 10
@@ -46,7 +46,6 @@ def _mix(folder, texts):
   return ('mix', '', name), (f'data.mix={mix!r}', f'data.heldout_path={held}')
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize('made', [_parquet, _mix])
 def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
   (source, path, tokenizer), more = made(tmp_path, made_files.texts())

@@ -18,7 +18,7 @@ from diloco.metrics.jsonl import read_jsonl
 from tests.learner.groups import Group
 from tests.processes.processes import ENDLESS, START_S, Processes
 
-pytestmark = pytest.mark.beside
+pytestmark = pytest.mark.soak
 
 ON_FOUR = (
   'model.heads=4',
@@ -68,13 +68,11 @@ def finals(tmp_path_factory):
   return found
 
 
-@pytest.mark.soak
 def test_losses_are_those_of_the_run_in_one_piece(finals):
   (_, one), (_, two) = finals
   np.testing.assert_allclose(two, one, rtol=1e-5)
 
 
-@pytest.mark.soak
 def test_the_result_is_that_of_the_run_in_one_piece(finals):
   (one, _), (two, _) = finals
   for path in one:
@@ -94,7 +92,6 @@ def merged_into(processes, fragment: int) -> int:
   return len([line for line in rounds if line['fragment'] == fragment])
 
 
-@pytest.mark.soak
 def test_the_run_survives_the_death_of_each_process(tmp_path):
   with Processes(tmp_path, *SLOWLY) as processes:
     syncer, shard = processes.syncer(), processes.shard(1)
@@ -166,7 +163,6 @@ def begun(processes, learner: int) -> list[dict]:
   return [line['source'] for line in lines if line['kind'] == 'Begin']
 
 
-@pytest.mark.soak
 def test_a_killed_learner_takes_its_peers_moments_host_to_host(tmp_path):
   """The learner has no disk: what it has, it has from its peer."""
   without_disk = (*SLOWLY, 'checkpoint.learner_every_steps=0')
