@@ -7,7 +7,7 @@ import pytest
 
 from tests.processes.processes import START_S, Processes
 
-pytestmark = pytest.mark.beside
+pytestmark = pytest.mark.soak
 
 FRAGMENTS = 2  # P of the tiny configuration.
 LEARNERS = (0, 1)

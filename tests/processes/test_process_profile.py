@@ -8,7 +8,7 @@ import pytest
 
 from tests.processes.processes import START_S, Processes
 
-pytestmark = pytest.mark.beside
+pytestmark = pytest.mark.soak
 
 PROFILED = (
   'protocol.learners=1',

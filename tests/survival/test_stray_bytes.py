@@ -16,7 +16,7 @@ import pytest
 from diloco.metrics.jsonl import read_jsonl
 from tests.processes.processes import ENDLESS, SLOW, START_S, Processes
 
-pytestmark = pytest.mark.beside
+pytestmark = pytest.mark.soak
 
 STRAY = b'\0\0\0\0'  # A frame of no bytes.
 ABORT_S = 60.0
