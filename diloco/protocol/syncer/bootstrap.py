@@ -24,14 +24,10 @@ def on_want_state(state: SyncerState, learner: int) -> str | None:
 def _seek(state: SyncerState, learner: int):
   """Puts the newcomer at the end of the queue and drops its current donor."""
   member = state.members[learner]
-  tried = member.tried
+  tried = dict(member.tried)  # Of each learner its last session.
   if member.donor is not None:
-    # Only live sessions are kept: at most M.
-    tried = tuple(
-      session
-      for session in (*member.tried, member.donor)
-      if state.is_current(*session)
-    )
+    tried.update([member.donor])
+  tried = tuple(tried.items())
   state.change(learner, donor=None, tried=tried, seeks_since_s=state.now)
 
 
@@ -65,7 +61,9 @@ def _introduce(state: SyncerState, learner: int):
   free = [donor for donor in donors if donor not in busy]
   if not free:
     return  # Every donor serves another newcomer; a turn will come.
-  donor, incarnation = free[0]
+  # One that has failed, and is back in a new session, comes after the others.
+  failed = dict(member.tried)
+  donor, incarnation = min(free, key=lambda session: session[0] in failed)
   state.change(
     learner, donor=(donor, incarnation), state_offered=False, seeks_since_s=None
   )
