@@ -14,9 +14,10 @@ Hence the following, each from an experiment on jax 0.10.2 and 0.12.0.1:
   the connection. A buffer whose neighbour in the same pull failed never becomes
   ready, poisoned or not; so there is one buffer per pull.
 * A connection on which anything failed is dropped; later pulls on it may hang.
-* The publisher connects back to the puller; refused, its process is aborted
-  (jaxlib 0.10.2). So a process that leaves in good order finishes handshakes
-  that it has begun; one killed within one can take the publisher with it.
+* The publisher's answer names a second port of its own, for the bytes. If that
+  refuses the puller, the puller's process is aborted. So a publisher closes its
+  second port only once each puller has connected there; one that is killed
+  before can take the puller with it.
 * The size is offered as an array of its own and is compared first: pulling 12
   of 20 MiB "succeeds", other wrong sizes hang or fail, by chance.
 * A withdrawn offer is replaced by an empty one, which answers with an error,
@@ -44,7 +45,7 @@ SCHEME = 'jax_transfer'
 CHUNK_BYTES = 4 << 20  # Measured: fastest from 16 MiB up; bounds staging.
 COPIES_MAX = 8
 CLOSE_S = 1.0
-HANDSHAKE_S = 1.0  # For a peer to connect back, when this process leaves.
+HANDSHAKE_S = 1.0  # For a puller to connect to the port for the bytes.
 TOMBSTONE_S = 30.0  # How long a withdrawn handle is remembered.
 SWEEP_S = 3600.0  # Only tidies the peer's table; clocks may differ by less.
 POLL_MIN_S, POLL_MAX_S = 20e-6, 2e-3
@@ -87,37 +88,28 @@ class _Server:
         max_num_parallel_copies=COPIES_MAX,
         transfer_size=CHUNK_BYTES,
       )
-      self._ports = sockets.shared_listening_ports() - before
-    self._handshakes = 0
-    self._handshake_ended = threading.Condition()
+      ports = sockets.shared_listening_ports() - before
     self.port = sockets.split(self.transfer.address())[1]
-
-  @contextlib.contextmanager
-  def handshake(self):
-    """Wraps the first pull of a connection: `close` waits for its end."""
-    with self._handshake_ended:
-      self._handshakes += 1
-    try:
-      yield
-    finally:
-      with self._handshake_ended:
-        self._handshakes -= 1
-        self._handshake_ended.notify_all()
+    self._control, self._bulk = {self.port}, ports - {self.port}
 
   def stop(self) -> None:
-    """Refuses new peers, and ends the existing connections."""
-    if not sockets.end(self._ports, CLOSE_S):
+    """Refuses new peers, lets begun ones connect, and ends all connections."""
+    refusing = sockets.end(self._control, CLOSE_S)
+    deadline = time.monotonic() + HANDSHAKE_S
+    while time.monotonic() < deadline and sockets.count_accepted(
+      self._control
+    ) > sockets.count_accepted(self._bulk):
+      time.sleep(POLL_MAX_S)
+    if not sockets.end(self._bulk, CLOSE_S) or not refusing:
       # Dropping it could crash the process; kept, it costs two idle threads.
       logging.getLogger(__name__).warning(
         'the event loop of port %d hangs: kept', self.port
       )
       _undroppable.append(self.transfer)
-    sockets.shut_accepted(self._ports)
+    sockets.shut_accepted(self._control | self._bulk)
 
   def close(self) -> None:
-    """Stops and drops the server, once no peer has yet to connect back."""
-    with self._handshake_ended:
-      self._handshake_ended.wait_for(lambda: not self._handshakes, HANDSHAKE_S)
+    """Stops and drops the server."""
     self.stop()
     self.transfer = None
 
@@ -195,12 +187,11 @@ class JaxFetcher:
     data_plane.check_request(payload, origin)
     size_uuid, data_uuid = _uuids(self._address.token, payload.handle)
     connection = self._idle_connection()
-    if fresh := connection is None:
+    if connection is None:
       data_plane.probe(self._address, deadline)
+      connection = self._own.transfer.connect(origin)
     try:
-      with self._own.handshake() if fresh else contextlib.nullcontext():
-        connection = connection or self._own.transfer.connect(origin)
-        size = self._fetch(connection, size_uuid, _SIZE_BYTES, deadline, fresh)
+      size = self._fetch(connection, size_uuid, _SIZE_BYTES, deadline)
       nbytes = int.from_bytes(size.tobytes(), 'little')
       data_plane.check_size(payload, nbytes, origin)
       data = self._fetch(connection, data_uuid, nbytes, deadline)
@@ -229,14 +220,9 @@ class JaxFetcher:
       return self._idle.pop() if self._idle else None
 
   def _fetch(
-    self, connection, uuid: int, nbytes: int, deadline: float, fresh=False
+    self, connection, uuid: int, nbytes: int, deadline: float
   ) -> np.ndarray:
-    """Returns one buffer, as a read-only view of the array that holds it.
-
-    Args:
-      fresh: the peer has yet to connect back, which closing must not prevent.
-    """
-    connected_by = time.monotonic() + HANDSHAKE_S if fresh else 0.0
+    """Returns one buffer, as a read-only view of the array that holds it."""
     spec = jax.ShapeDtypeStruct(
       (nbytes,), np.uint8, sharding=jax.sharding.SingleDeviceSharding(_cpu())
     )
@@ -248,9 +234,7 @@ class JaxFetcher:
           raise data_plane.TimedOut(
             f'{self._address.endpoint} did not send {nbytes} bytes in time'
           )
-        if time.monotonic() < connected_by:
-          time.sleep(poll_s)
-        elif self._closed.wait(poll_s):
+        if self._closed.wait(poll_s):
           raise data_plane.Closed(
             f'fetcher from {self._address.endpoint} was closed during a pull'
           )

@@ -33,6 +33,7 @@ LOOPBACK = '127.0.0.1'
 # fourth of these are tcpi_bytes_acked and tcpi_bytes_received (RFC 4898).
 _BYTES_OFFSET = 8 + 24 * 4 + 2 * 8
 _TCP_INFO_BYTES = _BYTES_OFFSET + 16
+_ESTABLISHED = 1  # The first byte, tcpi_state: neither side has ended it.
 
 
 class BadAddress(ValueError):
@@ -237,6 +238,17 @@ def shut_accepted(ports: set[int]) -> int:
       if sock.getsockname()[1] in ports and not is_listening(sock):
         sock.shutdown(socket.SHUT_RDWR)
         count += 1
+  return count
+
+
+def count_accepted(ports: set[int]) -> int:
+  """Returns the number of open connections that were accepted on `ports`."""
+  count = 0
+  for _, _, sock in _tcp_sockets():
+    with contextlib.suppress(OSError):  # Closed in the meantime.
+      if sock.getsockname()[1] in ports and not is_listening(sock):
+        state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        count += state == _ESTABLISHED
   return count
 
 

@@ -219,35 +219,24 @@ def test_contract_a_closed_plane_has_closed_its_ends(pair):
     pair.fetcher.pull(payload, WAIT_S)
 
 
-def test_a_plane_is_closed_once_its_peer_has_connected_back(monkeypatch):
-  """Refused there, the peer's process is aborted by jax.experimental."""
+def test_a_publisher_closes_once_its_puller_has_connected(monkeypatch):
+  """Refused by the port for the bytes, jaxlib aborts the puller's process."""
   monkeypatch.setattr(jax_transfer, 'HANDSHAKE_S', WAIT_S)
   plane = jax_transfer.JaxTransferPlane(sockets.LOOPBACK)
-  with socket.create_server((sockets.LOOPBACK, 0)) as peer:
-    peer.settimeout(WAIT_S)
-    port = peer.getsockname()[1]
-    address = sockets.PublisherAddress(
-      'jax_transfer', sockets.LOOPBACK, port, '0' * 16
-    )
-    fetcher = plane.fetcher(str(address))
-
-    def pull():
-      with contextlib.suppress(data_plane.TransferFailed):
-        fetcher.pull(Payload(1, 'raw', 100, 0), WAIT_S)
-
-    pulling = threading.Thread(target=pull)
-    pulling.start()
-    peer.accept()[0].close()  # The probe.
-    with peer.accept()[0] as connection:
-      # The library's greeting names the port that the bytes are to go to.
-      [bulk] = re.findall(rb'127\.0\.0\.1:(\d+)', connection.recv(1000))
-      closing = threading.Thread(target=plane.close)
-      closing.start()
-      closing.join(SHORT_S)
-      sockets.probe(sockets.LOOPBACK, int(bulk), WAIT_S)
-  pulling.join(WAIT_S)
-  closing.join(WAIT_S)
-  assert not pulling.is_alive() and not closing.is_alive()
+  publisher = plane.publisher('us')
+  port = sockets.parse_publisher(publisher.address, 'jax_transfer').port
+  greeting = b'\x1a\x11\x12\x0f127.0.0.1:12345'
+  with socket.create_connection((sockets.LOOPBACK, port), WAIT_S) as puller:
+    puller.sendall(len(greeting).to_bytes(4, 'little') + greeting)
+    # The answer names the port that the bytes are to come from.
+    [bulk] = re.findall(rb'127\.0\.0\.1:(\d+)', puller.recv(1000))
+    closing = threading.Thread(target=plane.close)
+    closing.start()
+    closing.join(SHORT_S)
+    assert closing.is_alive()
+    with socket.create_connection((sockets.LOOPBACK, int(bulk)), WAIT_S):
+      closing.join(WAIT_S)
+  assert not closing.is_alive()
   with pytest.raises(ConnectionRefusedError):
     sockets.probe(sockets.LOOPBACK, int(bulk), WAIT_S)
 
