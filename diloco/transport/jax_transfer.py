@@ -93,7 +93,7 @@ class _Server:
     self._control, self._bulk = {self.port}, ports - {self.port}
 
   def stop(self) -> None:
-    """Refuses new peers, lets begun ones connect, and ends all connections."""
+    """Refuses new peers, waits a little for begun ones, then ends them all."""
     refusing = sockets.end(self._control, CLOSE_S)
     deadline = time.monotonic() + HANDSHAKE_S
     while time.monotonic() < deadline and sockets.count_accepted(
