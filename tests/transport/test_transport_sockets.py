@@ -145,11 +145,11 @@ def connect():
       except OSError:  # Refused, or cut off.
         pass
 
-connecting = threading.Thread(target=connect)
+connecting = threading.Thread(target=connect, daemon=True)
 connecting.start()
 for _ in range(500):
   server = _Server('127.0.0.1')
-  ports[:] = server._ports
+  ports[:] = server._control | server._bulk
   server.close()
 dropped.set()
 connecting.join()
