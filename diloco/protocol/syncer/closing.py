@@ -30,17 +30,18 @@ def advance_rounds(state: SyncerState):
 
 
 def _go_on_if_all_wait(state: SyncerState):
-  """Makes the next round due at τ = 0, when no live learner would do so.
+  """Brings all clocks to the next round at τ = 0, when no step would do so.
 
   A learner that has offered makes no step until the round has closed. After
   lost sessions its pace clock may count fewer steps than it made, and its view
-  of t may be ahead of t; a round that only waiting learners could make due
-  would then never come. Other learners may be training on because the shard of
-  their fragment is away: they have done their part once their clocks are past
-  the round. One that has just reached it is about to offer, and is waited for.
+  of t may be ahead of t. A round that only waiting learners could make due, or
+  that takes them by their clocks, would then never come. Other learners may be
+  training on because the shard of their fragment is away: they have done their
+  part once their clocks are past the round. One that has just reached it is
+  about to offer, and is waited for.
   """
   config, number = state.config, state.closed_round + 1
-  if config.overlap_steps > 0 or state.finishing or number in state.rounds:
+  if config.overlap_steps > 0 or state.finishing:
     return
   due_step = number * config.spacing_steps
   # As far past it as a clock may be; with s = 1 that is the round itself.

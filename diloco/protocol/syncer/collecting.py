@@ -193,7 +193,7 @@ class Candidates:
     rests = _rests(state, learner) and not self.last
     if learner in round_.pulled:
       held = round_.pulls[learner].held
-    elif member.late or member.straggler or rests:
+    elif member.late or member.stragglers or rests:
       return
     # A leaving learner is not waited for, and has no clock.
     clock = None if member.leaving else state.pace[learner]

@@ -14,6 +14,7 @@ from diloco.protocol.syncer.state import (
   AdmittedOffer,
   HeldOffer,
   Round,
+  Straggler,
   SyncerState,
 )
 
@@ -178,11 +179,15 @@ def leave_out(state: SyncerState, round_: Round, learner: int):
   state.touched.add(learner)
 
 
-def drop_straggler(state: SyncerState, learner: int):
-  """Cancels a learner's pull that no round waits for, if there is one."""
-  member = state.members[learner]
-  straggler = member.straggler
-  if straggler is not None:
-    pull = straggler.round, learner, member.incarnation, straggler.handle
-    state.emit(syncer_events.CancelPull(*pull))
-    state.change(learner, straggler=None)
+def drop_straggler(state: SyncerState, learner: int, straggler: Straggler):
+  """Cancels a learner's pull that no round waits for."""
+  incarnation = state.members[learner].incarnation
+  pull = straggler.round, learner, incarnation, straggler.handle
+  state.emit(syncer_events.CancelPull(*pull))
+  forget_straggler(state, learner, straggler)
+
+
+def forget_straggler(state: SyncerState, learner: int, straggler: Straggler):
+  """Counts a learner's pull no longer; once none is left, others may begin."""
+  left = (x for x in state.members[learner].stragglers if x != straggler)
+  state.change(learner, stragglers=tuple(left))

@@ -161,7 +161,8 @@ def leave_stragglers(state: SyncerState, round_: Round, holds_up: bool) -> bool:
     pull = admitted.handle, admitted.nbytes, round_.pull_began_s
     straggler = Straggler(round_.number, *pull)
     offers.forget(state, learner, admitted.held)
-    state.change(learner, straggler=straggler)
+    stragglers = *state.members[learner].stragglers, straggler
+    state.change(learner, stragglers=stragglers)
     state.record('left_out', learner, f'round {round_.number}: slow bytes')
     offers.leave_out(state, round_, learner)
   _account_for_hold(state, round_, holds_up)
@@ -180,11 +181,12 @@ def _account_for_hold(state: SyncerState, round_: Round, holds_up: bool):
 
 def give_up_stragglers(state: SyncerState):
   """Gives up the stragglers whose time is up."""
-  for learner in sorted(state.members.straggling):
-    straggler = state.members[learner].straggler
-    if state.now < _straggler_limit_s(state, learner):
+  for learner, straggler in _stragglers(state):
+    if state.now < _straggler_limit_s(state, learner, straggler):
       continue
-    offers.drop_straggler(state, learner)
+    if learner not in state.members.straggling:
+      continue  # Its session ended with an earlier one.
+    offers.drop_straggler(state, learner, straggler)
     waited_s = state.now - straggler.began_s
     reason = f'not pulled in {waited_s:.2f} s'
     state.record('late', learner, f'round {straggler.round}: {reason}')
@@ -193,11 +195,20 @@ def give_up_stragglers(state: SyncerState):
 
 def straggler_deadlines(state: SyncerState) -> list[float]:
   """Returns when each straggler is given up."""
-  return [_straggler_limit_s(state, m) for m in state.members.straggling]
+  return [_straggler_limit_s(state, *each) for each in _stragglers(state)]
 
 
-def _straggler_limit_s(state: SyncerState, learner: int) -> float:
-  straggler = state.members[learner].straggler
+def _stragglers(state: SyncerState) -> list[tuple[int, Straggler]]:
+  """Returns all stragglers, with their learners in ascending id."""
+  members = state.members
+  return [
+    (m, x) for m in sorted(members.straggling) for x in members[m].stragglers
+  ]
+
+
+def _straggler_limit_s(
+  state: SyncerState, learner: int, straggler: Straggler
+) -> float:
   time, knob = _transfer_time(state, learner), state.config.patience
   return straggler.began_s + timeouts.pull_max_s(time, straggler.nbytes, knob)
 
@@ -207,18 +218,21 @@ def _end_straggler(
 ):
   """Ends a straggler's pull, which at least shows how long its bytes take."""
   member = state.members.get(event.learner)
-  straggler = member.straggler if member else None
-  if straggler is None or member.incarnation != event.incarnation:
+  if member is None or member.incarnation != event.incarnation:
     return
-  if (straggler.round, straggler.handle) != (event.round, event.handle):
+  ended = event.round, event.handle
+  same = (x for x in member.stragglers if (x.round, x.handle) == ended)
+  straggler = next(same, None)
+  if straggler is None:
     return
   if isinstance(event, syncer_events.PullFailed):
     state.record('pull_failed', event.learner, event.reason)
+    offers.forget_straggler(state, event.learner, straggler)
     _fail_straggler(state, event.learner, straggler, event.reason)
     return
   waited_s = state.now - straggler.began_s
   _measure(state, event.learner, straggler.nbytes, waited_s)
-  offers.drop_straggler(state, event.learner)
+  offers.drop_straggler(state, event.learner, straggler)
   state.change(event.learner, failed_pulls=0)
   state.retire(event.learner, event.handle)
   again = messages.OfferAgain(event.round, 'its bytes came too late')
@@ -230,7 +244,6 @@ def _fail_straggler(
 ):
   waited_s = state.now - straggler.began_s
   _note_failure(state, learner, straggler.nbytes, waited_s)
-  state.change(learner, straggler=None)
   state.retire(learner, straggler.handle)
   _ask_again(state, straggler.round, learner, reason, waited_s)
 

@@ -467,12 +467,10 @@ def on_absent(state: SyncerState, event: syncer_events.ShardLost):
     if round_.fragment in event.fragments:
       _give_up(state, round_.number, event.reason)
   for learner, member in list(state.members.items()):
-    straggler = member.straggler
-    if straggler is None:
-      continue
-    if state.config.fragment_of(straggler.round) in event.fragments:
-      offers.drop_straggler(state, learner)
-      state.retire(learner, straggler.handle)
+    for straggler in member.stragglers:
+      if state.config.fragment_of(straggler.round) in event.fragments:
+        offers.drop_straggler(state, learner, straggler)
+        state.retire(learner, straggler.handle)
   listed = ', '.join(str(p) for p in event.fragments)
   state.record('absent', -1, f'fragments {listed}: {event.reason}')
 

@@ -337,7 +337,8 @@ def break_off(state: SyncerState, learner: int, reason: str):
 
 def end_session(state: SyncerState, learner: int, reason: str):
   """Ends a session: nothing of that incarnation is merged from now on."""
-  offers.drop_straggler(state, learner)
+  for straggler in state.members[learner].stragglers:
+    offers.drop_straggler(state, learner, straggler)
   member = state.members.pop(learner)
   state.left_clocks |= state.pace.leave(learner, state.config.quorum)
   for round_ in list(state.rounds.values()):
@@ -428,10 +429,11 @@ def excuse_silence(state: SyncerState, away_s: float):
   for learner, member in list(state.members.items()):
     mark_alive(state, learner, late=member.late)
     state.change(learner, published={})  # They would seem slow.
-    if member.straggler is not None:
-      began_s = member.straggler.began_s + away_s
-      straggler = replace_unchecked(member.straggler, began_s=began_s)
-      state.change(learner, straggler=straggler)
+    stragglers = tuple(
+      replace_unchecked(each, began_s=each.began_s + away_s)
+      for each in member.stragglers
+    )
+    state.change(learner, stragglers=stragglers)
   for round_ in state.rounds.values():
     if round_.stage is Stage.PULLING:
       round_.due_s += away_s

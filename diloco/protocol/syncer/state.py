@@ -140,7 +140,7 @@ class Member(Value):
   handed_in: int | None = None  # The last round that it was told to hand in.
   failed_pulls: int = 0  # Consecutive failures.
   late: bool = False  # Its bytes are late, and it has sent nothing since.
-  straggler: Straggler | None = None  # Nothing else is pulled meanwhile.
+  stragglers: tuple[Straggler, ...] = ()  # Nothing else is pulled meanwhile.
   # Updates not reported yet: by fragment, version and time of publication.
   published: Mapping[int, tuple[int, float]] = dataclasses.field(
     default_factory=dict
@@ -167,7 +167,7 @@ class Members(dict[int, Member]):
     super().__init__()
     self.live: set[int] = set()  # Learners that count.
     self.leaving: set[int] = set()  # They make no more steps.
-    self.straggling: set[int] = set()  # With a pull that no round waits for.
+    self.straggling: set[int] = set()  # With pulls that no round waits for.
     self.seeking: set[int] = set()  # Newcomers that wait for a donor.
     self.handed_in: set[int] = set()  # They were told to finish, and have.
     self._touched = touched
@@ -223,7 +223,7 @@ class Members(dict[int, Member]):
     return (
       (self.live, member.ready and not member.leaving),
       (self.leaving, member.leaving),
-      (self.straggling, member.straggler is not None),
+      (self.straggling, bool(member.stragglers)),
       (self.seeking, member.seeks_since_s is not None),
       (self.handed_in, member.handed_in is not None),
     )
