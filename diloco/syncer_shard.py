@@ -77,9 +77,5 @@ def main(config) -> int:
 
 
 if __name__ == '__main__':
-  run_command(
-    main,
-    required=['workdir', 'shard', 'leader'],
-    role='syncer_shard',
-    access=True,
-  )
+  needed = ['workdir', 'shard', 'leader']
+  run_command(main, required=needed, role='syncer_shard', access=True)

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from diloco.config.lab_section import SYSTEMS, Kill
+from diloco.config.lab_section import SYSTEMS
 from diloco.fleets.tally import Tally
-from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule
-from diloco.lab.outputs import LabObserver, LabRun, Trained
+from diloco.lab.outputs import LabRun, Trained
 from diloco.lab.process_arrays import devices_of, on_device, on_host
 from diloco.learner.programs import StepPrograms
 from diloco.metrics import figures, names
@@ -202,25 +201,16 @@ class DataParallelArrays:
 
 
 class DataParallel(LabRun):
-  """One run of data-parallel; arguments are those of `Decoupled`."""
+  """One run of data-parallel."""
 
   _KEPT = (
     '_kills', '_group', '_batches', '_steps', '_reported', '_coming',
     '_points', '_tally', '_look_at',
   )  # fmt: skip
 
-  def __init__(
-    self,
-    run_spec: RunSpec,
-    kills: Sequence[Kill],
-    timeline_s: float,
-    observer: LabObserver,
-    checkpoints: LabCheckpoints,
-  ):
-    super().__init__(run_spec, observer, checkpoints)
+  def _set_up(self, run_spec: RunSpec, timeline_s: float):
     config = run_spec.config
     lab = config.lab
-    self._kills = list(kills)
     system = SYSTEMS[lab.system]
     self._learners = system.learners(config.protocol.learners)
     self._group = DataParallelSteps(

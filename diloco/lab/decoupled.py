@@ -8,14 +8,13 @@ Synchronous and streaming DiLoCo are settings of it; see
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from diloco.config.lab_section import Kill
 from diloco.fleets.tally import Tally
-from diloco.lab.checkpoints import LabCheckpoints
 from diloco.lab.failure_schedule import FailureSchedule, TransientLearners
 from diloco.lab.outputs import LabObserver, LabRun, Trained
 from diloco.lab.process_arrays import ArrayBackend, devices_of
@@ -124,30 +123,17 @@ class ObservedTally(Tally):
 
 
 class Decoupled(LabRun):
-  """One run of Decoupled DiLoCo in the lab.
-
-  Args:
-    timeline_s: events before this time are kept for a picture.
-  """
+  """One run of Decoupled DiLoCo in the lab."""
 
   _KEPT = (
     '_points', '_deaths', '_failures', '_transient', '_planned', '_agenda',
   )  # fmt: skip
 
-  def __init__(
-    self,
-    run_spec: RunSpec,
-    kills: Sequence[Kill],
-    timeline_s: float,
-    observer: LabObserver,
-    checkpoints: LabCheckpoints,
-  ):
-    super().__init__(run_spec, observer, checkpoints)
+  def _set_up(self, run_spec: RunSpec, timeline_s: float):
     config = run_spec.config
     protocol = config.protocol
-    self._kills = kills
     self._tally = ObservedTally(
-      timeline_s, protocol.fragments, observer, run_spec
+      timeline_s, protocol.fragments, self._observer, run_spec
     )
     self._deaths: list[tuple[int, float, float]] = []
     self._failures = FailureSchedule(config)

@@ -12,12 +12,13 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from diloco.config import run_config
+from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.fleets.tally import Tally
@@ -236,20 +237,34 @@ class LabRun:
   """The evaluations and saves that runs of all systems share.
 
   A subclass has `_tally`, `_step` and `_now_s`, and evaluates in `_seen`.
+
+  Args:
+    timeline_s: events before this time are kept for a picture.
   """
 
   # What a checkpoint keeps as it is, besides the observer's place.
   _KEPT: tuple[str, ...] = ()
 
   def __init__(
-    self, run_spec: RunSpec, observer: LabObserver, checkpoints: LabCheckpoints
+    self,
+    run_spec: RunSpec,
+    kills: Sequence[Kill],
+    timeline_s: float,
+    observer: LabObserver,
+    checkpoints: LabCheckpoints,
   ):
     self._config = run_spec.config
+    self._kills = list(kills)
     self._observer = observer
     self._checkpoints = checkpoints
     self._heldout = Heldout(run_spec)
     self._whole = Heldout(run_spec, run_spec.config.lab.final_eval_batches)
     self._points: list[Point] = []
+    self._set_up(run_spec, timeline_s)
+
+  def _set_up(self, run_spec: RunSpec, timeline_s: float):
+    """Makes what a system has of its own."""
+    raise NotImplementedError
 
   def _seen(self, heldout: Heldout) -> dict[str, Any]:
     """Evaluates on that text; returns fields of a `Point`."""
