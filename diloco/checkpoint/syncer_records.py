@@ -83,6 +83,7 @@ class SyncerRecords:
 
   Args:
     every_rounds: the interval of `due`.
+    batch: rows of a learner's batch, in which ledgers once counted.
     sync: True if a written ledger has to survive a loss of power, see
       `files.replace`.
   """
@@ -93,6 +94,7 @@ class SyncerRecords:
     keep_latest: int,
     every_rounds: int,
     say: Callable[[str], None],
+    batch: int,
     sync: bool = False,
   ):
     self._folder = folder
@@ -100,6 +102,7 @@ class SyncerRecords:
     self._previous = folder / 'ledger.previous.json'
     self._every_rounds = every_rounds
     self._say = say
+    self._batch = batch
     self._sync = sync
     # Messages about the ledger, which is read twice.
     self._logged: set[str] = set()
@@ -197,7 +200,7 @@ class SyncerRecords:
         f'{self._ledger} is older, or can not be read'
       )
     try:
-      return _from_record(record)
+      return _from_record(record, self._batch)
     except (ValueError, KeyError, TypeError) as error:
       raise BrokenRecord(f'{source}: {error!r}') from error
 
@@ -320,7 +323,7 @@ def _closed_round(record: Mapping) -> int:
 
 
 def _from_record(
-  fields: Mapping,
+  fields: Mapping, batch: int
 ) -> tuple[Ledger, dict, tuple[int | None, ...]]:
   """Converts JSON to a ledger; the inverse of `_record`."""
   ledger = Ledger(
@@ -328,7 +331,7 @@ def _from_record(
     clocks=tuple((m, clock) for m, clock in fields['clocks']),
     closed_round=fields['closed_round'],
     versions=tuple(fields['versions']),
-    accounts=tuple((m, _account(a)) for m, a in fields['accounts']),
+    accounts=tuple((m, _account(a, batch)) for m, a in fields['accounts']),
     quorum_s=Ema(**fields['quorum_s']),
     sync_s=Ema(**fields['sync_s']),
     usual_norms=tuple(fields['usual_norms']),
@@ -338,7 +341,11 @@ def _from_record(
   return ledger, fields['counts'], tuple(fields['crcs'])
 
 
-def _account(fields: dict) -> LearnerAccount:
+def _account(fields: dict, batch: int) -> LearnerAccount:
+  if 'position' in fields:  # Until 0.1.0.
+    rows = fields['position'] * batch
+    fields = {k: v for k, v in fields.items() if k != 'position'}
+    fields['rows'] = rows
   bases = {int(p): v for p, v in fields['merged_bases'].items()}
   offers = {int(p): tuple(x) for p, x in fields['merged_offers'].items()}
   known = {'merged_bases': bases, 'merged_offers': offers}

@@ -54,7 +54,7 @@ class DataConfig(Section, section='data'):
   threads: Count = 1  # Of a learner that read ahead.
   seq_len: Count = 128  # Tokens in one sequence.
   batch: Count = 8  # Sequences per learner and inner step.
-  shards: Count = 16  # Logical shards, fixed for the run; at least M.
+  shards: Count = 16  # Learner ids that may join; at least M.
   grammar_bytes: Count = 1 << 20  # Length of the text of 'grammar'.
 
   @property
@@ -82,7 +82,7 @@ class DataConfig(Section, section='data'):
     if is_made and self.grammar_bytes < needed:
       yield (
         f'grammar_bytes={self.grammar_bytes}: one batch of each of '
-        f'{self.shards} shards takes {needed}'
+        f'{self.shards} learners takes {needed}'
       )
     yield from self._paths()
     yield from self._tokenizer()
@@ -231,7 +231,7 @@ def too_short_text(data: DataConfig) -> Iterator[str]:
   )
   yield (
     f'{where}: {sum(size)} bytes are too short, a text needs {nbytes}: '
-    f'one batch of each shard takes {needed} (data.shards={data.shards} * '
+    f'one batch of each learner takes {needed} (data.shards={data.shards} * '
     f'data.batch={data.batch} * data.seq_len={data.seq_len} + 1), and '
     f'{HELDOUT_PERCENT} % of each file, at least {data.seq_len + 1} bytes in '
     'all, are held out; give more text, or lower these keys'

@@ -52,6 +52,7 @@ PER_PROCESS_KEYS = frozenset(
     'data.heldout_path',
     'data.index_path',
     'data.threads',
+    'data.batch',  # What was trained is counted in rows and tokens.
     'inner.accumulate',
     'model.remat',
     'transport.connect_s',
@@ -172,7 +173,7 @@ def check_devices(config: RunConfig, device_count: int) -> None:
 
 
 def check_learner(config: RunConfig, learner: int) -> None:
-  """Refuses a learner id that has no shard of the data.
+  """Refuses a learner id that the run does not have.
 
   Raises:
     ConfigError: it is not in 0 … data.shards - 1.

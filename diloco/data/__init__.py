@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training data: corpora, tokenizers, and batches by position.
+"""Training data: corpora, tokenizers, and rows by number.
 
-Start with `pipeline`: element i of a learner's dataset is its batch i.
+Start with `pipeline`: element i of a learner's dataset is row i of its shard.
 
-  pipeline        shuffling, shards, batches read ahead, by Grain
+  pipeline        shuffling, rows dealt to learners, read ahead, by Grain
   text_windows    windows of tokens, held-out batches; free of Grain
   sources         sources and formats by name; read by the configuration
   corpus          text in memory; documents in files of any size, or a mix

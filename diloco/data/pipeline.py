@@ -1,27 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches by position: element i of a learner's dataset is its batch i.
+"""Rows by number: element i of a learner's dataset is row i of its data shard.
 
 The text is cut into windows of `seq_len` + 1 tokens, each overlapping the next
-by one token. Windows are dealt to a fixed number of logical data shards, one
-per learner id, so that learners never share a window, whichever of them live. A
-position alone is the whole state of a dataset.
+by one token. A run has one endless order of windows, shuffled in each epoch.
+Row r of it belongs to learner r mod M: learners never share a window, whichever
+of them live, and however many rows each takes per step. So M learners of batch
+B and one of batch M·B read the same windows in every step. How many rows a
+learner has taken is the whole state of its dataset.
 
-If text is read in large pieces (row groups), windows are dealt and shuffled in
-runs of such a piece, and again within a few consecutive runs, so that few
-pieces are needed at a time; at the end of an epoch, these may belong to it and
-to the next one. In a mixture, each stream is a dataset of its own, endless, and
-Grain draws rows from them by their weights.
+If text is read in large pieces (row groups), windows are shuffled in runs of
+such a piece, and again within a few consecutive runs, so that few pieces are
+needed at a time; at the end of an epoch, these may belong to it and to the next
+one. In a mixture, each stream has an endless order of its own, and Grain draws
+rows from them by their weights: periodically, so that with this order alone one
+learner would get all rows of one stream. Hence they are shuffled once more.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import grain
 import numpy as np
 
 from diloco.data.documents import Mixture
-from diloco.data.text_windows import Tokens, run_of, shard_windows, stack
+from diloco.data.text_windows import Tokens, Windows, run_of, stack
 
-Dataset = grain.MapDataset  # Element i is the batch at position i.
+Dataset = grain.MapDataset  # Element i is row i, int32 [L + 1].
+ENDLESS = 1 << 62  # Grain's batches of a longer one have an invalid length.
+MIXED = 1024  # Rows of a mixture that are shuffled together.
 RUNS_SHUFFLED = 4  # Runs whose windows are shuffled together.
 _SEED_MAX = 1 << 31  # Grain counts up from a seed, within 32 bits.
 
@@ -47,78 +52,85 @@ class _Unrolled(grain.MapDataset):
     return self._parent[run] * self._size + within
 
 
+class _Dealt(grain.MapDataset):
+  """Rows first, first + every, first + 2·every, … of an endless dataset."""
+
+  def __init__(self, rows: grain.MapDataset, first: int, every: int = 1):
+    super().__init__(rows)
+    self._first, self._every = first, every
+
+  def __len__(self) -> int:
+    return ENDLESS
+
+  def __getitem__(self, i):
+    if isinstance(i, slice):
+      return self.slice(i)
+    return self._parent[self._first + i * self._every]
+
+
 def make_dataset(
-  tokens: Tokens | Mixture,
-  seq_len: int,
-  batch: int,
-  shards: int,
-  shard: int,
-  seed: int,
-) -> grain.MapDataset:
-  """Returns the endless batches of one shard, each epoch in an order of its
-  own.
+  tokens: Tokens | Mixture, seq_len: int, learners: int, learner: int, seed: int
+) -> Dataset:
+  """Returns the endless rows of one learner; each epoch has its own order.
 
   Args:
     tokens: uint8, uint16 or int32, [length]; possibly a memory map or a stream
-      that is read from files.
+      that is read from files. It has a window (`text_windows.check_windows`).
     seq_len: L, predictions per row.
-    batch: B, rows.
-    shards: Number of logical data shards; fixed, at least as many as learners.
-    seed: Seed of the run; every shard is shuffled differently.
+    learners: M, among whom the run's order is dealt.
+    learner: its id. One that joins beyond M reads all windows, in an order of
+      its own: those of the others are theirs whether or not they live.
+    seed: Seed of the run.
 
   Returns:
-    Element i, for any i ≥ 0, is {'tokens': int32 [B, L+1]}. A batch may begin
-    in one epoch and end in the next: no window is left out, except for those of
-    an incomplete run.
-
-  Raises:
-    ValueError: The shard does not have enough windows for one batch.
+    Element i, for any i ≥ 0, is int32 [L+1]. No window of an epoch is left out,
+    except for those of an incomplete run.
   """
   streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
-  least = batch if len(streams) == 1 else 1
-  # Each is shuffled differently.
-  numbers = [(), *((k,) for k in range(1, len(streams)))]
+  own = (learner + 1,) if learner >= learners else ()
   rows = [
-    _rows(each, seq_len, least, shards, shard, (seed, shard, *number))
-    for each, number in zip(streams, numbers)
+    _rows(each, seq_len, _seed(seed, k, *own)) for k, each in enumerate(streams)
   ]
   if isinstance(tokens, Mixture):
-    rows = [grain.MapDataset.mix(rows, tokens.weights)]
-  # Grain's own batch reports an invalid length for endless rows.
-  if batch == 1:
-    return rows[0].map(lambda row: stack([row]))
-  return rows[0].batch(batch, batch_fn=stack)
+    mixed = grain.MapDataset.mix(rows, tokens.weights)
+    seed = _seed(seed, len(streams), *own)
+    rows = [_shuffled(mixed, MIXED, seed)]
+  return rows[0] if own else _Dealt(rows[0], learner, learners)
 
 
-def _rows(
-  tokens: Tokens,
-  seq_len: int,
-  least: int,
-  shards: int,
-  shard: int,
-  seeds: Sequence[int],
-) -> grain.MapDataset:
-  """Returns the endless windows of one shard of one stream."""
-  windows = shard_windows(tokens, seq_len, least, shards, shard)
-  run = run_of(tokens, seq_len, shards)
-  seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
+def _rows(tokens: Tokens, seq_len: int, seed: int) -> Dataset:
+  """Returns the endless windows of one stream."""
+  run = run_of(tokens, seq_len)
+  windows = Windows(tokens, seq_len, run)
   if run == 1:
     return grain.MapDataset.source(windows).shuffle(seed=seed).repeat()
   runs = grain.MapDataset.source(range(len(windows) // run)).shuffle(seed=seed)
+  numbers = _shuffled(_Unrolled(runs, run).repeat(), run * RUNS_SHUFFLED, seed)
+  return numbers.map(windows.__getitem__)
+
+
+def _shuffled(rows: Dataset, window: int, seed: int) -> Dataset:
+  """Returns the rows, shuffled within each `window` of them."""
   return grain.experimental.WindowShuffleMapDataset(
-    _Unrolled(runs, run).repeat(),
-    window_size=run * RUNS_SHUFFLED,
-    seed=seed % _SEED_MAX,
-  ).map(windows.__getitem__)
+    rows, window_size=window, seed=seed % _SEED_MAX
+  )
+
+
+def _seed(*numbers: int) -> int:
+  return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def batch_at(dataset: Dataset, start: int, batch: int) -> dict[str, np.ndarray]:
+  """Returns rows start … start + batch - 1: {'tokens': int32 [B, L+1]}."""
+  return stack([dataset[i] for i in range(start, start + batch)])
 
 
 def batches(
-  dataset: grain.MapDataset, start: int, threads: int = 1
+  dataset: Dataset, start: int, batch: int, threads: int = 1
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Yields elements `start`, start + 1, … of `dataset`, read ahead.
+  """Yields `batch_at` of rows start, start + batch, …, read ahead.
 
   Args:
-    start: position of the first.
     threads: threads that read, each a batch at a time; two batches are buffered
       per thread. (Grain's default, 16 threads and 500 elements, is too much for
       several learners on one machine.)
@@ -126,6 +138,5 @@ def batches(
   options = grain.ReadOptions(
     num_threads=threads, prefetch_buffer_size=2 * threads
   )
-  iterator = iter(dataset.to_iter_dataset(options))
-  grain.experimental.set_next_index(iterator, start)
-  return iterator
+  rows = _Dealt(dataset, start).batch(batch, batch_fn=stack)
+  return iter(rows.to_iter_dataset(options))

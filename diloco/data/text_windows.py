@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text as windows of tokens: how many there are, and whose they are.
+"""The text as windows of tokens.
 
 Numpy alone: a process that trains nothing, such as the syncer, checks the text
 without importing Grain.
@@ -10,31 +10,23 @@ import numpy as np
 from diloco.data.documents import Mixture, TokenStream
 
 Tokens = np.ndarray | TokenStream
-RUNS_MIN = 16  # Per shard; with fewer, the order would hardly be random.
+RUNS_MIN = 64  # With fewer, the order would hardly be random.
 
 
 class Windows:
-  """The windows of one shard, in order.
+  """The windows of a text, in order; an incomplete run is left out."""
 
-  Number i is window shard + i·shards or, in runs, the windows of run shard +
-  i·shards are consecutive; an incomplete run is left out.
-  """
-
-  def __init__(
-    self, tokens: Tokens, seq_len: int, shards: int, shard: int, run: int = 1
-  ):
+  def __init__(self, tokens: Tokens, seq_len: int, run: int = 1):
     self._tokens = tokens
     self._seq_len = seq_len
-    self._run = run
-    self._runs = range(windows_in(tokens, seq_len) // run)[shard::shards]
+    self._count = windows_in(tokens, seq_len) // run * run
 
   def __len__(self) -> int:
-    return len(self._runs) * self._run
+    return self._count
 
   def __getitem__(self, i: int) -> np.ndarray:
     """Returns int32 [seq_len + 1]."""
-    run, within = divmod(i, self._run)
-    start = (self._runs[run] * self._run + within) * self._seq_len
+    start = i * self._seq_len
     return self._tokens[start : start + self._seq_len + 1].astype(np.int32)
 
 
@@ -43,47 +35,32 @@ def windows_in(tokens: Tokens, seq_len: int) -> int:
   return max(0, (len(tokens) - 1) // seq_len)
 
 
-def run_of(tokens: Tokens, seq_len: int, shards: int) -> int:
+def run_of(tokens: Tokens, seq_len: int) -> int:
   """Returns the windows per run; 1 if each is read by itself."""
   if not isinstance(tokens, TokenStream):
     return 1
-  most = windows_in(tokens, seq_len) // (shards * RUNS_MIN)
+  most = windows_in(tokens, seq_len) // RUNS_MIN
   return max(1, min(tokens.run_tokens // seq_len, most))
 
 
-def shard_windows(
-  tokens: Tokens, seq_len: int, least: int, shards: int, shard: int
-) -> Windows:
-  """Returns the windows of one shard.
-
-  Raises:
-    ValueError: there are fewer than `least`; says what is needed.
-  """
-  run = run_of(tokens, seq_len, shards)
-  windows = Windows(tokens, seq_len, shards, shard, run)
-  if len(windows) < least:
-    # The last shard has the fewest windows; shards·least suffice for all.
-    raise ValueError(
-      f'data: {len(tokens)} tokens give shard {shard} of {shards} '
-      f'{len(windows)} windows of seq_len={seq_len}, one batch needs {least}; '
-      f'that takes {shards * least * seq_len + 1} tokens'
-    )
-  return windows
-
-
-def check_shards(
-  tokens: Tokens | Mixture, seq_len: int, batch: int, shards: int
+def check_windows(
+  tokens: Tokens | Mixture, seq_len: int, batch: int, ids: int
 ) -> None:
-  """Checks that a text gives every shard a batch.
+  """Checks that a text has a batch for each learner id; a mixture, a window.
 
   Raises:
     ValueError: it is too short; says what is needed.
   """
   streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
-  for each in streams:  # The last shard has the fewest windows.
-    shard_windows(
-      each, seq_len, batch if len(streams) == 1 else 1, shards, shards - 1
-    )
+  needed = batch * ids if len(streams) == 1 else 1
+  for each in streams:
+    windows = windows_in(each, seq_len)
+    if windows < needed:
+      raise ValueError(
+        f'data: {len(each)} tokens are {windows} windows of seq_len={seq_len}, '
+        f'one batch of each of {ids} learners needs {needed}; that takes '
+        f'{needed * seq_len + 1} tokens'
+      )
 
 
 def heldout_shape(
@@ -134,7 +111,7 @@ def heldout_batches(
   picked = []
   for stream, share in heldout_shares(tokens, rows):
     windows = windows_in(stream, seq_len)
-    source = Windows(stream, seq_len, shards=1, shard=0)
+    source = Windows(stream, seq_len)
     picked += [source[row * windows // share] for row in range(share)]
   return [stack(picked[i : i + batch]) for i in range(0, rows, batch)]
 

@@ -67,7 +67,8 @@ class DecoupledFleet:
           m: Speeds(step_s, fleet.jitter, random.Random(rng.random())).next_s
           for m, step_s in enumerate(fleet.step_s)
         },
-        tokens_per_step=fleet.tokens,
+        batches=(fleet.tokens,),
+        row_tokens=1,
       ),
     )
     self._config = config

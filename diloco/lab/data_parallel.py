@@ -2,18 +2,19 @@
 """Data-parallel in the lab: one model on the batches of several learners.
 
 Every system trains total_steps · M batches; an elastic one in more and smaller
-steps if learners die. A learner takes its batches in order and loses none.
+steps if learners die. Rows come in the run's order, and none is lost.
 """
 
 import dataclasses
 import functools
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from diloco.config.lab_section import SYSTEMS
+from diloco.data import pipeline
 from diloco.fleets.tally import Tally
 from diloco.lab.failure_schedule import FailureSchedule
 from diloco.lab.outputs import LabRun, Trained
@@ -156,28 +157,25 @@ class DataParallelArrays:
 
   def __init__(self, run_spec: RunSpec, learners: int):
     self._run_spec = run_spec
-    self._shards = [run_spec.dataset(m) for m in range(learners)]
+    self._dataset = run_spec.dataset(0, learners=1)
     self._programs = functools.cache(self._make_programs)
     self._all = self._programs(learners)
     self.params, self._inner = self._all.init(run_spec.initial_parameters())
 
-  def step(self, positions: Mapping[int, int], lr: float, number: int) -> float:
-    """Makes one step on a batch of each of some learners.
+  def step(self, start: int, members: int, lr: float, number: int) -> float:
+    """Makes one step on as many batches as there are members.
 
     Args:
-      positions: index of each batch, by learner.
+      start: number of the first row.
 
     Returns:
       The loss over all these batches.
     """
-    rows = [self._shards[m][at]['tokens'] for m, at in positions.items()]
-    programs = self._programs(len(rows))
+    rows = members * self._run_spec.config.data.batch
+    batch = pipeline.batch_at(self._dataset, start, rows)
+    programs = self._programs(members)
     self.params, self._inner, metrics = programs.step(
-      self.params,
-      self._inner,
-      programs.put_batch({'tokens': np.concatenate(rows)}),
-      lr,
-      (0, number),
+      self.params, self._inner, programs.put_batch(batch), lr, (0, number)
     )
     return float(metrics['loss'])
 
@@ -294,9 +292,9 @@ class DataParallel(LabRun):
     """Makes a step that takes no more batches than are left."""
     total = self._config.protocol.total_steps * self._learners
     members = step.members[: total - sum(self._batches)]
-    positions = {m: self._batches[m] for m in members}
     lr = self._schedule(self._step)
-    loss = self._arrays.step(positions, lr, self._steps)
+    start = sum(self._batches) * self._config.data.batch
+    loss = self._arrays.step(start, len(members), lr, self._steps)
     self._steps += 1
     for m in members:
       self._batches[m] += 1

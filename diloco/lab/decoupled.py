@@ -103,7 +103,7 @@ class ObservedTally(Tally):
     self.ledger.at_learner(process, event, effects)
     if isinstance(event, learner_events.Completed):
       progress = self._run_spec.progress(
-        process.stepped_at, process.position - 1
+        process.stepped_at, process.rows - process.batch
       )
       scalars = {
         names.TIME: process.now,
@@ -166,7 +166,8 @@ class Decoupled(LabRun):
       options=ClusterOptions(
         checkpoint_rounds=config.checkpoint.syncer_every_rounds,
         speeds={m: own.next_s for m, own in self._failures.speeds.items()},
-        tokens_per_step=config.data.batch * config.data.seq_len,
+        batches=(config.data.batch,),
+        row_tokens=config.data.seq_len,
       ),
       saved=saved,
     )

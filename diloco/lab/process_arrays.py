@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diloco.data import pipeline
 from diloco.learner.local_delta import LocalDelta
 from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import FragmentReplica, Mismatch, whole_replica
@@ -120,15 +121,16 @@ class LearnerArrays:
     """θ, path -> array; the next step donates the arrays."""
     return self._params
 
-  def step(self, position: int, progress: int) -> float:
-    progress = self._run_spec.progress(progress, position)
-    batch = self._programs.put_batch(self._dataset[position])
+  def step(self, rows: int, progress: int) -> float:
+    progress = self._run_spec.progress(progress, rows)
+    size = self._run_spec.config.data.batch
+    batch = pipeline.batch_at(self._dataset, rows, size)
     self._params, self._inner, metrics = self._programs.step(
       self._params,
       self._inner,
-      batch,
+      self._programs.put_batch(batch),
       self._schedule(progress),
-      (self._learner, position),
+      (self._learner, rows),
     )
     return float(metrics['loss'])
 

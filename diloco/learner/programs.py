@@ -116,8 +116,8 @@ class StepPrograms:
   def step(self, params, state, batch, lr: float, draw: tuple[int, int]):
     """Dispatches one inner step; `params` and `state` are donated.
 
-    `draw` is the learner's id and the position of the batch: together with the
-    run's seed they give the step its random key.
+    `draw` is the learner's id and the number of the batch's first row:
+    together with the run's seed they give the step its random key.
     """
     draw = np.array(draw, np.uint32)
     return self._step(params, state, batch, np.float32(lr), draw)

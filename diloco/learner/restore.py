@@ -111,7 +111,7 @@ def restore(
 def _start(progress: Mapping) -> Start:
   """Returns what the machine knows from what `progress_of` made."""
   by_fragment = ('crcs', 'versions', 'from_steps', 'from_tokens')
-  numbers = ('step', 'tokens', 'position', 'global_step')
+  numbers = ('step', 'tokens', 'rows', 'global_step')
   return Start(
     source=f'its checkpoint of step {progress["step"]}',
     closed_round=progress['closed_known'],
@@ -121,19 +121,19 @@ def _start(progress: Mapping) -> Start:
 
 
 def progress_of(
-  state: LearnerState, position: int, process: int, crcs: tuple[int, ...]
+  state: LearnerState, rows: int, process: int, crcs: tuple[int, ...]
 ) -> dict:
   """Returns the progress record of a checkpoint at a boundary, plain JSON.
 
   Args:
     state: the machine's state at that boundary.
-    position: index of the next batch of its data shard.
+    rows: taken of its data shard.
     process: this process's number; see `protocol.incarnation`.
     crcs: CRC of each fragment's base.
   """
   return {
     'process': process,
-    'position': position,
+    'rows': rows,
     'step': state.step,
     'tokens': state.tokens,
     'versions': [f.base for f in state.fragments],

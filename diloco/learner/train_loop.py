@@ -54,8 +54,9 @@ class DispatchedStep:
   """An inner step that was dispatched, and whose metrics are not read yet."""
 
   step: int  # Own step; 1 is the first from the seed.
+  tokens: int  # Of all steps, with its own.
   metrics: dict[str, jax.Array]
-  position: int  # Index of the batch after it.
+  rows: int  # Taken of the data shard, with its own.
   global_step: int
   lr: float
   stall_s: float
@@ -106,10 +107,14 @@ class TrainLoop:
     self._utilisation = Utilisation(run_spec.config, kind)
     self._training = False
     self._source = restored.source
-    self._position = 0
+    self._rows = 0
+    self._batch = config.data.batch
+    self._step_tokens = programs.tokens_per_step
     self._save_due = False
     self._saving_step = self._saved_step = 0
     self._step = restored.start.step
+    self._tokens = restored.start.tokens  # Of all steps so far.
+    tape.at(self._step, self._tokens)
     self._loss: float | None = None  # Of the last step that was read.
     self._pending: DispatchedStep | None = None
     self._reported_s = 0.0
@@ -150,14 +155,22 @@ class TrainLoop:
 
   def _inner_step(self):
     global_step = self._client.global_step
-    progress = self._run_spec.progress(global_step, self._position)
-    self._tape.progress(self._step, progress)
+    progress = self._run_spec.progress(global_step, self._rows)
+    self._tape.progress(progress)
     lr = self._schedule(progress)
-    metrics = self._do(host_messages.MakeStep(self._position, lr))
+    metrics = self._do(host_messages.MakeStep(self._rows, lr))
     self._step += 1
-    self._position += 1
+    self._rows += self._batch
+    self._tokens += self._step_tokens
+    self._tape.at(self._step, self._tokens)
     done = DispatchedStep(
-      self._step, metrics, self._position, global_step, lr, self._waited_s
+      self._step,
+      self._tokens,
+      metrics,
+      self._rows,
+      global_step,
+      lr,
+      self._waited_s,
     )
     self._waited_s = 0.0
     if self._config.protocol.overlap_steps and not self._stopping:
@@ -173,7 +186,7 @@ class TrainLoop:
   def _boundary(self) -> float:
     """Performs a boundary between two steps; returns its seconds."""
     began_s = time.monotonic()
-    self._client.handle(learner_events.Boundary(self._programs.tokens_per_step))
+    self._client.handle(learner_events.Boundary(self._step_tokens))
     while self._perform_next(wait=False):
       pass
     return time.monotonic() - began_s
@@ -225,17 +238,17 @@ class TrainLoop:
         self._do(host_messages.ResetState())
         self._source = SEED
       case learner_events.Begin():
-        self._do(host_messages.BeginAt(effect.position))
-        self._tape.begin(self._step, effect.position, self._source)
-        self._position = effect.position
+        self._do(host_messages.BeginAt(effect.rows))
+        self._tape.begin(effect.rows, self._source)
+        self._rows = effect.rows
         self._training = True
       case learner_events.Save():
         self._save_last()
       case learner_events.Cease():
-        self._tape.cease(self._step)
+        self._tape.cease()
         self._training = False
       case learner_events.Leave():
-        self._tape.leave(self._step, effect.reason)
+        self._tape.leave(effect.reason)
         self._left = effect
       case _:
         raise TypeError(f'Not for the loop: {effect!r}.')
@@ -247,7 +260,7 @@ class TrainLoop:
     p, handle, keep = effect.fragment, effect.handle, effect.keep
     order = host_messages.TakeSnapshot(p, session, handle, keep)
     theta = self._do(order)
-    self._tape.snapshot(self._step, effect)
+    self._tape.snapshot(effect)
     if self._config.protocol.overlap_steps == 0:
       self._report()
     if prepared is not None:
@@ -258,7 +271,7 @@ class TrainLoop:
     """Holds the inner state of this boundary, on all hosts, for a newcomer."""
     handles = self._client.donation_handles()
     order = host_messages.DonateAt(effect.learner, effect.incarnation, handles)
-    self._tape.save(self._step)
+    self._tape.save()
     state = self._do(order)
     self._client.donate(order, effect.step, list(self._state.held), state)
 
@@ -267,7 +280,7 @@ class TrainLoop:
     arrived = self._client.take_arrived(p, version)
     if arrived is None:
       return
-    self._tape.apply(self._step, effect, arrived.held.crc)
+    self._tape.apply(effect, arrived.held.crc)
     carry, handle, keep = effect.carry, effect.handle, effect.keep
     order = host_messages.ApplyFragment(
       p, version, self._training, carry, handle, keep
@@ -295,8 +308,8 @@ class TrainLoop:
     self._free_s = now_s
     self._client.handle(
       learner_events.Completed(
-        tokens=self._programs.tokens_per_step,
-        position=pending.position,
+        tokens=self._step_tokens,
+        rows=pending.rows,
         step_s=step_s,
         stall_s=min(pending.stall_s, step_s),
         loss=loss,
@@ -344,10 +357,10 @@ class TrainLoop:
         self._saving_step,
       )
       return
-    self._tape.save(self._step)
+    self._tape.save()
     progress = progress_of(
       self._client.machine_state(),
-      self._position,
+      self._rows,
       self._client.process,
       tuple(replica.crc for replica in self._state.held),
     )
@@ -393,7 +406,8 @@ class TrainLoop:
         names.LEARNING_RATE: pending.lr,
         names.STEP_TIME: step_s,
         names.STALL_TIME: pending.stall_s,
-        names.TOKENS_PER_S: self._programs.tokens_per_step / step_s,
+        names.TOKENS: pending.tokens,
+        names.TOKENS_PER_S: self._step_tokens / step_s,
         **self._utilisation.scalars(step_s),
         **{
           name: float(pending.metrics[metric])

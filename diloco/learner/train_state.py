@@ -6,7 +6,6 @@ leading host's train loop has it perform the very messages that it sends to the
 other hosts; there `hosts.follower` does.
 """
 
-import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -55,7 +54,8 @@ class TrainState:
     self._records = records
     self._dataset = run_spec.dataset(learner)
     self._batches = None  # They are read once training has begun.
-    self._positions = itertools.count()
+    self._rows = 0  # Taken of the data shard.
+    self._batch = run_spec.config.data.batch
     self.params, self.inner_state = restored.params, restored.inner_state
     self.held = restored.host.held()
     self.own = LocalDelta(
@@ -94,8 +94,10 @@ class TrainState:
         self.inner_state = self._programs.fresh_state(self.params)
       case host_messages.BeginAt():
         threads = self._run_spec.config.data.threads
-        self._batches = pipeline.batches(self._dataset, order.position, threads)
-        self._positions = itertools.count(order.position)
+        self._batches = pipeline.batches(
+          self._dataset, order.rows, self._batch, threads
+        )
+        self._rows = order.rows
       case host_messages.SaveAt():
         return self._records.save_state(
           order.step,
@@ -115,12 +117,12 @@ class TrainState:
       self._programs.profiler.close()
 
   def _step(self, order: host_messages.MakeStep) -> dict[str, jax.Array]:
-    position = next(self._positions)
-    assert position == order.position, f'{position=}, told {order.position}'
+    assert self._rows == order.rows, f'at {self._rows}, told {order.rows}'
+    self._rows += self._batch
     if self._programs.profiler is not None:
       self._programs.profiler.before_step()
     placed = self._programs.put_batch(next(self._batches))
-    draw = self._learner, position
+    draw = self._learner, order.rows
     self.params, self.inner_state, metrics = self.holder.step(
       self.params, self.inner_state, placed, order.lr, draw
     )

@@ -10,7 +10,7 @@ import glob
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from absl import logging
 
@@ -239,3 +239,19 @@ def _record(line: bytes, where: str) -> dict:
   if not isinstance(record, dict):
     raise CorruptLine(f'{where}: {record!r}, expected an object')
   return record
+
+
+def renewed(line: dict, data: Mapping) -> dict:
+  """Returns an event log's line as it is written now.
+
+  Args:
+    line: of any version. Until 0.1.0 a position counted batches, and a
+      learner's lines had steps alone.
+    data: the section `data` of the run's configuration.
+  """
+  line = dict(line)
+  if 'position' in line:
+    line['rows'] = line.pop('position') * data['batch']
+  if 'tokens' not in line and {'process', 'step'} <= line.keys():
+    line['tokens'] = line['step'] * data['batch'] * data['seq_len']
+  return line

@@ -22,6 +22,7 @@ OF_STEP = {
     'expert_load_max',
   )
 }
+TOKENS = 'train/tokens'  # Own ones so far, as in the event log.
 LEARNING_RATE = 'train/learning_rate'
 STEP_TIME = 'perf/step_s'
 STALL_TIME = 'perf/stall_s'  # Part of step_s spent waiting for the exchange.

@@ -12,11 +12,10 @@ checkpoint shares the positions of the one that wrote it up to there.
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from diloco.metrics import names
-from diloco.metrics.jsonl import read_jsonl
+from diloco.metrics.jsonl import read_jsonl, renewed
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.protocol.config import BLENDS
 from diloco.protocol.incarnation import process_of
@@ -328,20 +327,18 @@ Rows = dict[tuple[int, int], TokenCounts]  # By learner and fragment.
 def rows(
   syncer: Lines,
   learners: Mapping[int, Lines],
-  steps: Mapping[int, Iterable[tuple[int, int]]],
+  known: Mapping[int, Iterable[tuple[int, int]]],
   fragments: int,
   blend: str = 'rebase',
 ) -> Rows:
   """Returns the balance of each learner and fragment.
 
-  The tokens of a learner's step are those of its offers, as it reported them.
-
-  Steps that a killed process had not reported are not known to have been
+  Steps that a killed process had not written down are not known to have been
   trained. What the last process of a learner has pending is lost only if the
   run has ended without it: otherwise a restart may resume it.
 
   Args:
-    steps: by learner id, (incarnation, own step) from the metrics.
+    known: by learner id, (incarnation, own tokens) from the metrics.
     blend: the run's blend; with 'interpolate' a process counts anew after a
       checkpoint.
   """
@@ -350,7 +347,7 @@ def rows(
   return {
     (m, p): account.row(p)
     for m in sorted(ids)
-    for account in [reader.account(m, learners.get(m, ()), steps.get(m, ()))]
+    for account in [reader.account(m, learners.get(m, ()), known.get(m, ()))]
     for p in range(fragments)
   }
 
@@ -365,14 +362,18 @@ def rows_of(workdir: Workdir, fragments: int, blend: str = 'rebase') -> Rows:
     int(path.stem.rpartition('-')[2])
     for path in sorted(workdir.tapes.glob('learner-*.jsonl'))
   ]
+  data = workdir.data
   return rows(
     read_jsonl(workdir.tape),
-    {m: read_jsonl(workdir.learner_tape(m)) for m in ids},
+    {
+      m: [renewed(x, data) for x in read_jsonl(workdir.learner_tape(m))]
+      for m in ids
+    },
     {
       m: [
-        (int(line[names.INCARNATION]), line['step'])
+        (int(line[names.INCARNATION]), line[names.TOKENS])
         for line in read_jsonl(workdir.metrics(learner_name(m)))
-        if names.INCARNATION in line
+        if names.TOKENS in line
       ]
       for m in ids
     },
@@ -398,16 +399,17 @@ class _Reader:
     self._anew = anew
     self._syncer = syncer
     self._fragments = fragments
-    self._per_step = 0  # Tokens of a step of the learner that is read.
     self._over = any(line['kind'] == 'End' for line in syncer)
 
   def account(
-    self, learner: int, lines: Lines, steps: Iterable[tuple[int, int]]
+    self, learner: int, lines: Lines, known: Iterable[tuple[int, int]]
   ) -> TokenAccount:
     account = TokenAccount(self._fragments)
-    self._per_step = self._tokens_per_step(learner, lines)
     self._merge(account, learner)
-    known = self._known_steps(learner, steps)
+    most = collections.Counter()
+    for incarnation, tokens in known:
+      number = process_of(incarnation)
+      most[number] = max(most[number], int(tokens))
     by_process = collections.defaultdict(list)
     for line in lines:
       by_process[line['process']].append(line)
@@ -421,27 +423,9 @@ class _Reader:
     for number, mine in begun.items():
       self._read(account, number, mine, saves)
       process = account.processes[number]
-      last = known.get(number, 0) * self._per_step
-      process.last = max(process.last, last)
+      process.last = max(process.last, most[number])
     self._end(account, learner, begun)
     return account
-
-  def _tokens_per_step(self, learner: int, lines: Lines) -> int:
-    """Returns the tokens of a learner's step, as its offers name them.
-
-    One that offered nothing has those of the others; 0: nobody offered.
-    """
-    shares = [(m, share) for _, _, m, share in _shares(self._syncer)]
-    copies = [x for x in lines if x['kind'] == 'Snapshot']
-    for offers in (
-      copies,
-      (share for m, share in shares if m == learner),
-      (share for _, share in shares),
-    ):
-      for offer in offers:
-        if offer.get('c_steps'):
-          return offer['c_tokens'] // offer['c_steps']
-    return 0
 
   def _merge(self, account: TokenAccount, learner: int):
     for line in self._syncer:
@@ -453,21 +437,6 @@ class _Reader:
         if share['learner'] == learner:
           name = process_of(share['incarnation']), share['handle']
           account.merge(MergedContribution(p, version, name, share['c_tokens']))
-
-  def _known_steps(
-    self, learner: int, steps: Iterable[tuple[int, int]]
-  ) -> dict[int, int]:
-    """Returns the last own step that is known, by process."""
-    known = collections.Counter()
-    offered = (
-      (share['incarnation'], share['step'])
-      for _, _, m, share in _shares(self._syncer)
-      if m == learner
-    )
-    for incarnation, step in itertools.chain(offered, steps):
-      number = process_of(incarnation)
-      known[number] = max(known[number], step)
-    return known
 
   def _read(
     self,
@@ -481,11 +450,11 @@ class _Reader:
     `saves` has the counts at checkpoints, by process and step.
     """
     begin = next(line for line in lines if line['kind'] == 'Begin')
-    position = begin['step'] * self._per_step
-    process = account.begin(number, position, self._counts_at(begin, saves))
+    counts = self._counts_at(begin, saves)
+    process = account.begin(number, begin['tokens'], counts)
     training = False
     for line in lines:
-      process.last = line['step'] * self._per_step
+      process.last = line['tokens']
       match line['kind']:
         case 'Begin':
           training = True
@@ -513,7 +482,7 @@ class _Reader:
     """
     step, source = begin['step'], begin['source']
     if self._anew:
-      return [step * self._per_step] * self._fragments
+      return [begin['tokens']] * self._fragments
     if source['kind'] == 'checkpoint' and (source['process'], step) in saves:
       return saves[source['process'], step]
     own = [counts for (_, at), counts in saves.items() if at == step]

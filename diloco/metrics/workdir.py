@@ -26,8 +26,10 @@ chaos/               the plan, the faults and the verdict of `launch.chaos`
 """
 
 import dataclasses
+import json
 import pathlib
 import re
+from collections.abc import Mapping
 
 _NAMES: list[str] = []  # Of files and folders that are properties.
 
@@ -64,6 +66,13 @@ class Workdir:
   syncer = _inside('syncer')
   chaos = _inside('chaos')  # What faults were planned, performed and judged.
   parameters = _inside('parameters')
+
+  @property
+  def data(self) -> Mapping:
+    """The section `data` of the configuration; empty if there is none yet."""
+    if not self.config.exists():
+      return {}
+    return json.loads(self.config.read_text())['data']
 
   # All that a run may leave: `launch` removes these, and nothing else.
   CONTENTS = (

@@ -32,10 +32,10 @@ SCHEDULES = {
   'wsd': Schedule(lambda progress: 1 - progress, is_late=True),
 }
 
-# What a schedule follows, from t and the batches taken of the data shard.
+# What a schedule follows, from t and the learner's own steps.
 PROGRESS = {
-  'global': lambda global_step, position: global_step,
-  'own': lambda global_step, position: position,
+  'global': lambda global_step, own_steps: global_step,
+  'own': lambda global_step, own_steps: own_steps,
 }
 
 

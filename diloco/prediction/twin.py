@@ -298,7 +298,8 @@ def simulate(
         TRANSFER_S, LATENCY_S, {}, (1.0,) * protocol.fragments, 0.0, seed
       ),
       speeds={m: lengths(m) for m in range(ids)},
-      tokens_per_step=config.data.batch * config.data.seq_len,
+      batches=(config.data.batch,),
+      row_tokens=config.data.seq_len,
       shards=config.syncer.shards,
     ),
   )

@@ -28,7 +28,7 @@ class JaxAt(FromLeadingHost):
 class MakeStep(FromLeadingHost):
   """Dispatch one inner step."""
 
-  position: int  # Index of its batch.
+  rows: int  # Number of its batch's first row.
   lr: float
 
 
@@ -67,9 +67,9 @@ class AdoptState(FromLeadingHost):
 
 
 class BeginAt(FromLeadingHost):
-  """Training begins with the batch at this position."""
+  """Training begins at this row of the data shard."""
 
-  position: int
+  rows: int
 
 
 class SaveAt(FromLeadingHost):

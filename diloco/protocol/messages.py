@@ -10,7 +10,7 @@ import bisect
 
 from diloco.protocol.values import Value, field_names
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 # A peer may have written it; it goes in the event log.
 REASON_CHARS_MAX = 1000
 
@@ -138,7 +138,7 @@ class Report(FromLearner):
 
   step: int  # Inner steps of this process, 1 after the first.
   tokens: int  # Trained in this step.
-  position: int  # Index of the next batch of the learner's data shard.
+  rows: int  # Of the learner's data shard, taken so far.
   step_s: float
   stall_s: float  # Of step_s, waiting for the exchange.
   loss: float
@@ -254,7 +254,7 @@ class Welcome(FromSyncer):
   closed_round: int
   versions: tuple[int, ...]
   crcs: tuple[int, ...]  # CRCs of the bytes of each fragment of Θ.
-  position: int  # Next batch of this learner id's shard, as last reported.
+  rows: int  # Taken of this learner id's data shard, as last reported.
   live: tuple[int, ...]
   clean: bool  # The learner was quarantined: its own state is not trusted.
   # Where this learner pulls the syncer's offers, by part; '' for a shard whose

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diloco.data import pipeline
 from diloco.learner.local_delta import LocalDelta
 from diloco.learner.programs import LearnerPrograms
 from diloco.numerics import payload
@@ -417,12 +418,17 @@ class ReplayState:
       own=self.own.copy(),
     )
 
-  def step(self, position: int, progress: int):
-    """Makes one inner step on the batch at `position`."""
-    batch = self.programs.put_batch(self._dataset[position])
+  def step(self, rows: int, progress: int):
+    """Makes one inner step on the batch that begins at row `rows`."""
+    size = self.run_spec.config.data.batch
+    batch = pipeline.batch_at(self._dataset, rows, size)
     lr = self._schedule(progress)
     self.params, self.inner, _ = self.programs.step(
-      self.params, self.inner, batch, lr, (self.learner, position)
+      self.params,
+      self.inner,
+      self.programs.put_batch(batch),
+      lr,
+      (self.learner, rows),
     )
 
   def offer(self, snapshot: event_log.SnapshotLogged) -> np.ndarray:
@@ -466,7 +472,7 @@ class ReplayedLearner:
     self._state: ReplayState | None = state
     self._theta = theta
     self._training = False
-    self._position = 0
+    self._rows = 0
     self._progress = 0  # Schedule argument of the next step.
     self._done = 0  # Number of executed lines.
     self._step = script.begin.step
@@ -508,15 +514,15 @@ class ReplayedLearner:
         f'learner {self._learner}, process {self._script.begin.process}: its '
         f'step {self._step + 1} comes before its Begin'
       )
-    self._state.step(self._position, self._progress)
+    self._state.step(self._rows, self._progress)
     self._step += 1
-    self._position += 1
+    self._rows += self._state.run_spec.config.data.batch
     self._progress += 1
 
   def _perform(self, index: int, event):
     match event:
       case event_log.BeginLogged():
-        self._position = event.position
+        self._rows = event.rows
         self._training = True
       case event_log.Progress():
         self._progress = event.progress

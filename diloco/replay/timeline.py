@@ -157,8 +157,8 @@ def _joined(
   process = numbers[event.learner, process_of(event.incarnation)]
   session = event.incarnation % (1 << SESSION_BITS)
   words = f'joins: process {process}, session {session}, step {event.step}'
-  if event.position:
-    words += f', its batch {event.position}'
+  if event.rows:
+    words += f', its row {event.rows}'
   return _learners(line, 'joined', event.learner, words)
 
 
@@ -191,7 +191,7 @@ def _words(event, learner: int, numbers) -> str:
   match event:
     case event_log.BeginLogged():
       source = event.source
-      words = f'trains from batch {event.position}, state of {source.kind}'
+      words = f'trains from row {event.rows}, state of {source.kind}'
       if source.kind != event_log.SEED.kind:
         donor = learner if source.learner is None else source.learner
         number = numbers.get((donor, source.process), '?')

@@ -9,8 +9,8 @@ is not in the event log follows from what is: that is what makes a run
 replayable.
 
 A learner's lines lie at its inner-step boundaries: `step` is how many inner
-steps the process had made. Lines of one boundary stand in the order in which
-the loop performed them.
+steps it had made, `tokens` how many tokens these had. Lines of one boundary
+stand in the order in which the loop performed them.
 """
 
 import dataclasses
@@ -111,16 +111,21 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class BeginLogged:
-  """Bootstrap is complete; the first batch is at `position`.
+class _AtBoundary:
+  process: int
+  step: int
+  tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class BeginLogged(_AtBoundary):
+  """Bootstrap is complete; `rows` of the data shard have been taken.
 
   Lines before it apply to the parameters of `source`: there is no progress yet,
   so `Apply` sets θ_p to Θ_p whatever the blend rule.
   """
 
-  process: int
-  step: int
-  position: int
+  rows: int
   source: Source
   machine: Machine
 
@@ -132,17 +137,16 @@ class SnapshotLogged(messages.OfferTerms, kw_only=True):
   """
 
   process: int
+  tokens: int
   handle: int
   c_steps: int = 0  # This and the next are missing on older tapes.
   c_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class ApplyLogged:
+class ApplyLogged(_AtBoundary):
   """Θ_p of `version` was blended into θ_p and is the new base."""
 
-  process: int
-  step: int
   fragment: int
   version: int
   crc: int  # CRC of its bytes.
@@ -153,39 +157,29 @@ class ApplyLogged:
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class Progress(_AtBoundary):
   """The next step's schedule is at `progress`.
 
   Written only if that is not one more than at the step before (initially 0).
   """
 
-  process: int
-  step: int
   progress: int
 
 
 @dataclasses.dataclass(frozen=True)
-class SaveLogged:
+class SaveLogged(_AtBoundary):
   """Parameters, inner state and bases were copied for another process."""
 
-  process: int
-  step: int
-
 
 @dataclasses.dataclass(frozen=True)
-class CeaseLogged:
+class CeaseLogged(_AtBoundary):
   """No more inner steps follow."""
 
-  process: int
-  step: int
-
 
 @dataclasses.dataclass(frozen=True)
-class LeaveLogged:
+class LeaveLogged(_AtBoundary):
   """The process ends; if it was stopped, says what came of its last steps."""
 
-  process: int
-  step: int
   reason: str
 
 
@@ -317,55 +311,61 @@ class LearnerEventLog(SealedLines):
     self._ask_process = process
     self._process = 0  # 0: it has not begun.
     self._machine = machine
+    self._boundary = 0, 0  # Own steps, and their tokens.
     self._expected = 0  # Progress of the next step, if nothing intervenes.
 
-  def begin(self, step: int, position: int, source: Source):
-    self._process = self._ask_process()
-    self.append(
-      BeginLogged(self._process, step, position, source, self._machine)
-    )
+  def at(self, step: int, tokens: int):
+    """Sets the boundary of the lines that follow: own steps, their tokens."""
+    self._boundary = step, tokens
 
-  def snapshot(self, step: int, effect: learner_events.Snapshot):
+  def begin(self, rows: int, source: Source):
+    self._process = self._ask_process()
+    self._append(BeginLogged, rows, source, self._machine)
+
+  def snapshot(self, effect: learner_events.Snapshot):
     """Records a snapshot, before it is offered."""
+    step, tokens = self._boundary
     self.append(
       SnapshotLogged(
         **(effect.facts(messages.OfferTerms) | {'step': step}),
         process=self._process,
+        tokens=tokens,
         handle=effect.handle,
       )
     )
 
-  def apply(self, step: int, effect: learner_events.Apply, crc: int):
-    self.append(
-      ApplyLogged(
-        self._process or self._ask_process(),
-        step,
-        effect.fragment,
-        effect.version,
-        crc,
-        effect.carry,
-        effect.handle,
-        effect.merged_tokens,
-        effect.overwritten_tokens,
-      )
+  def apply(self, effect: learner_events.Apply, crc: int):
+    self._append(
+      ApplyLogged,
+      effect.fragment,
+      effect.version,
+      crc,
+      effect.carry,
+      effect.handle,
+      effect.merged_tokens,
+      effect.overwritten_tokens,
     )
 
-  def progress(self, step: int, progress: int):
+  def progress(self, progress: int):
     """Records the progress of a step, unless it follows from the last one."""
     if progress != self._expected:
-      self.append(Progress(self._process, step, progress))
+      self._append(Progress, progress)
     self._expected = progress + 1
 
-  def save(self, step: int):
-    self.append(SaveLogged(self._process, step))
+  def save(self):
+    self._append(SaveLogged)
 
-  def cease(self, step: int):
-    self.append(CeaseLogged(self._process, step))
+  def cease(self):
+    self._append(CeaseLogged)
 
-  def leave(self, step: int, reason: str):
+  def leave(self, reason: str):
     """Records the end of a process that has begun."""
     if self._process:
-      self.append(LeaveLogged(self._process, step, reason))
+      self._append(LeaveLogged, reason)
+
+  def _append(self, kind: type[_AtBoundary], *fields):
+    process = self._process or self._ask_process()
+    self.append(kind(process, *self._boundary, *fields))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -406,20 +406,23 @@ def read_tapes(workdir: Workdir) -> EventLogs:
     number = path.stem.rpartition('-')[2]
     if not number.isdecimal() or path.stem != learner_name(int(number)):
       raise files.MalformedFile(f"{path}: is no learner's, such as learner-0")
-    learners[int(number)] = read_tape(path, LEARNER_KINDS)
+    learners[int(number)] = read_tape(path, LEARNER_KINDS, workdir.data)
   paths = [workdir.tape, *(workdir.learner_tape(m) for m in learners)]
   return EventLogs(
     workdir,
-    read_tape(workdir.tape, SYNCER_KINDS),
+    read_tape(workdir.tape, SYNCER_KINDS, workdir.data),
     learners,
     tuple(path for path in paths if _is_torn(path)),
   )
 
 
 def read_tape(
-  path: pathlib.Path, kinds: Mapping[str, type]
+  path: pathlib.Path, kinds: Mapping[str, type], data: Mapping
 ) -> tuple[LoggedEvent, ...]:
   """Returns the complete lines of one event log; a torn last one is left out.
+
+  Args:
+    data: as `jsonl.renewed` takes it.
 
   Raises:
     Malformed: another line is not JSON, not of one of `kinds`, or has other
@@ -430,7 +433,7 @@ def read_tape(
   except CorruptLine as error:
     raise files.MalformedFile(str(error)) from None
   return tuple(
-    _line(f'{path}:{number}', number, record, kinds)
+    _line(f'{path}:{number}', number, jsonl.renewed(record, data), kinds)
     for number, record in enumerate(records, start=1)
   )
 

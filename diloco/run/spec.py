@@ -85,6 +85,9 @@ def own_model(section: ModelConfig, batch: int, seq_len: int):
   return model
 
 
+ORDER = 'rows by turns'  # How `data.pipeline` deals rows to learners.
+
+
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
   """One run's model, text, layout and codecs."""
@@ -109,7 +112,7 @@ class RunSpec:
     return {
       **run_config.agreement(self.config),
       'layout': self.layout.fingerprint(),
-      'data': self.text.fingerprint[:16],
+      'data': f'{self.text.fingerprint[:16]}, {ORDER}',
     }
 
   @property
@@ -136,16 +139,18 @@ class RunSpec:
       config.protocol.learners, config.data.shards, config.syncer.shards
     )
 
-  def progress(self, global_step: int, position: int) -> int:
+  def progress(self, global_step: int, rows: int) -> int:
     """Returns the schedule's argument: t, or the learner's own steps.
 
-    Own steps are the batches taken of the data shard. The syncer knows their
-    number, so a learner that lost its disk continues from there.
+    Own steps are the rows taken of the data shard, by those of a batch. The
+    syncer knows their number, so a learner that lost its disk continues from
+    there.
     """
-    return PROGRESS[self.config.inner.progress](global_step, position)
+    own_steps = rows // self.config.data.batch
+    return PROGRESS[self.config.inner.progress](global_step, own_steps)
 
-  def dataset(self, learner: int) -> 'pipeline.Dataset':
-    """The batches of one learner id, by position."""
+  def dataset(self, learner: int, learners: int = 0) -> 'pipeline.Dataset':
+    """The rows of one learner id, by number; `learners`: M of another run."""
     # Not at the top: the syncer, which reads no batch, does without Grain.
     from diloco.data import pipeline
 
@@ -153,8 +158,7 @@ class RunSpec:
     return pipeline.make_dataset(
       self.text.train,
       data.seq_len,
-      data.batch,
-      data.shards,
+      learners or self.config.protocol.learners,
       learner,
       self.config.seed,
     )
@@ -280,7 +284,7 @@ def check_text(config: run_config.RunConfig, text: corpus.Corpus) -> None:
     ValueError: it is too short; the message says what is needed.
   """
   data = config.data
-  text_windows.check_shards(text.train, data.seq_len, data.batch, data.shards)
+  text_windows.check_windows(text.train, data.seq_len, data.batch, data.shards)
   text_windows.heldout_shape(
     text.heldout, data.seq_len, config.run.eval_batch, config.run.eval_batches
   )

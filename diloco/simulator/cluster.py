@@ -6,6 +6,7 @@ process is lost. All decisions are the machines' own. The processes are in
 `simulated_syncer` and `simulated_learner`.
 """
 
+import collections
 import dataclasses
 import random
 from collections.abc import Callable, Mapping
@@ -81,7 +82,8 @@ class ClusterOptions:
     wires: carry the bytes; None: `timing.transfer_s` for each transfer.
     speeds: by learner, the length of a step that begins at a time; None: drawn
       according to `timing`.
-    tokens_per_step: tokens of each learner's step.
+    batches: rows of a step; learner m's n-th process has batches[m + n].
+    row_tokens: L.
     shards: S, the processes of the syncer; more than 1 with symbols only.
   """
 
@@ -90,7 +92,8 @@ class ClusterOptions:
   checkpoint_steps: int | None = None
   wires: UnequalWires | Links | None = None
   speeds: Mapping[int, Callable[[float], float]] | None = None
-  tokens_per_step: int = 1024
+  batches: tuple[int, ...] = (8,)
+  row_tokens: int = 128
   shards: int = 1
 
 
@@ -165,6 +168,7 @@ class Cluster:
     self._late_random = random.Random(f'late {seed}')
     self._incarnations = saved.incarnations if saved else 0
     self._handles = saved.handles if saved else 0
+    self._started: collections.Counter[int] = collections.Counter()
     self.shards = options.shards
     self.others = {s: SimulatedShard(self, s) for s in range(1, self.shards)}
     self.syncer = SimulatedSyncer(self, saved.disk if saved else None)
@@ -178,6 +182,7 @@ class Cluster:
     assert old is None or old.gone, f'learner {learner} is alive'
     process = SimulatedLearner(self, learner, *self.saved.get(learner, ()))
     self.learners[learner] = process
+    self._started[learner] += 1
     process.connect()
 
   def kill(self, learner: int):
@@ -433,6 +438,11 @@ class Cluster:
 
   def fails(self) -> bool:
     return self._random.random() < self.loss
+
+  def batch_of(self, learner: int) -> int:
+    """Returns the rows of a step of the learner's next process."""
+    batches = self.options.batches
+    return batches[(learner + self._started[learner]) % len(batches)]
 
   def process_number(self, learner: int) -> int:
     """Returns the number of a process that starts now: its clock in ms."""

@@ -60,8 +60,8 @@ class LearnerBackend:
     self.crcs = list(start.crcs)
     self.base_crcs = list(start.crcs)
 
-  def step(self, position: int, progress: int) -> float:
-    """Makes an inner step on the batch at `position`; returns the loss."""
+  def step(self, rows: int, progress: int) -> float:
+    """Makes an inner step on the batch that begins there; returns the loss."""
     return 1.0
 
   def snapshot(self, effect: learner_events.Snapshot) -> Any:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the invariants of a whole simulated cluster, tokens included."""
 
+import math
 from collections.abc import Callable
 
 from diloco.metrics import token_ledger
@@ -168,7 +169,7 @@ class ClusterObserver(Observer):
     ledger = syncer.disk.ledger if syncer.disk else None
     self._invariants.restarted(ledger)
     accounts = ledger.accounts if ledger else ()
-    self._recorded_to = {m: account.position for m, account in accounts}
+    self._recorded_to = {m: account.rows for m, account in accounts}
     if ledger is None:
       self._merged_to.clear()
       self._merged_tokens.clear()
@@ -197,10 +198,10 @@ class ClusterObserver(Observer):
       finishing, self.when_finishing = self.when_finishing, None
       finishing()
     match event:
-      case syncer_events.Heard(message=messages.Report(position=position)):
+      case syncer_events.Heard(message=messages.Report(rows=rows)):
         member = dict(snapshot.members).get(event.learner)
         if member is not None and member.incarnation == event.incarnation:
-          self._recorded_to[event.learner] = position
+          self._recorded_to[event.learner] = rows
     for effect in effects:
       match effect:
         case syncer_events.LogDecision(kind='refused', reason=reason):
@@ -208,6 +209,7 @@ class ClusterObserver(Observer):
           torn = (event.learner, event.incarnation) in self._torn
           hold(opening or torn, '7: a learner broke the protocol', reason)
         case syncer_events.Publish():
+          self._check_weights(effect.shares)
           for share in effect.shares:
             self._check_merged(share, effect.fragment)
         case syncer_events.TakeFragment(offered=offered):
@@ -231,6 +233,15 @@ class ClusterObserver(Observer):
       fact = known != version or expected in (None, crc)
       hold(fact, '5: recovered other bytes', (p, version))
 
+  def _check_weights(self, shares):
+    """2: weights are as c_tokens² / c_steps, whatever the batches."""
+    if self._config.weighting != 'tokens':
+      return
+    due = [share.c_tokens**2 / share.c_steps for share in shares]
+    for share, each in zip(shares, due):
+      fact = math.isclose(share.weight, each / sum(due))
+      hold(fact, '2: weighs otherwise', shares)
+
   def _check_merged(self, share: syncer_events.Share, p: int):
     process = self._processes[share.learner, share.incarnation]
     merged_to = self._merged_to.get((process, p), 0)
@@ -253,7 +264,7 @@ class ClusterObserver(Observer):
       case learner_events.Boundary(tokens=tokens):
         trained = self._trained_tokens.get(process.id, 0) + tokens
         self._trained_tokens[process.id] = trained
-        furthest = max(self._trained_to.get(process.id, 0), process.position)
+        furthest = max(self._trained_to.get(process.id, 0), process.rows)
         self._trained_to[process.id] = furthest
       case learner_events.Rebuilt(fragment=p, version=version, crc=crc):
         fact = (p, version, crc) in self._theta
@@ -298,12 +309,12 @@ class ClusterObserver(Observer):
 
   def _check_effect(self, process, effect: learner_events.Effect):
     match effect:
-      case learner_events.Begin(position=position):
+      case learner_events.Begin(rows=rows):
         recorded = self._recorded_to.get(process.id, 0)
         trained = self._trained_to.get(process.id, 0)
-        where = process.id, recorded, position, trained
-        hold(recorded <= position, 'data are repeated', where)
-        hold(position <= trained, 'data are skipped', where)
+        where = process.id, recorded, rows, trained
+        hold(recorded <= rows, 'data are repeated', where)
+        hold(rows <= trained, 'data are skipped', where)
         self._check_same_bytes(process)
       case learner_events.Snapshot(fragment=p, handle=handle):
         self._copied.setdefault((process, p), set()).add(handle)

@@ -48,6 +48,7 @@ WIDE_FAULTS = (
   ('short_notice', '', 2),
 )
 SHARDS = (1, 2, 4)  # S.
+BATCHES = (8,), (8, 2), (2, 8, 3, 16, 1)
 LARGE = 10.0  # Size of a fragment, as a multiple of the others.
 THROTTLED = 20.0  # Factor on the time that bytes take.
 PULL_MAX_S = 2.0  # In a healed run.
@@ -68,6 +69,7 @@ class Scenario:
     partitions: of learners of several hosts, by id.
     finish: faults, in seconds after the run has begun to finish.
     full_updates: time of a full fragment, by that of an update.
+    batches: rows of the processes' batches, as `ClusterOptions` has them.
   """
 
   seed: int
@@ -84,6 +86,7 @@ class Scenario:
   partitions: Mapping[int, str] = dataclasses.field(default_factory=dict)
   finish: tuple[Fault, ...] = ()
   full_updates: float = 1.0
+  batches: tuple[int, ...] = (8,)
 
   @property
   def is_wide(self) -> bool:
@@ -181,7 +184,11 @@ def draw(seed: int) -> Scenario:
   loss = rng.choice((0.0, 0.0, 0.05, 0.3))
   checkpoints = rng.choice((1, 3, 10)), rng.choice((None, 3, 10))
   struck = _with_shards(seed, _draw_faults(rng, ids))
-  scenario = Scenario(seed, config, timing, loss, *checkpoints, *struck)
+  # Drawn separately, like all that came later: the rest of a seed stays.
+  batches = random.Random(f'batches of {seed}').choice(BATCHES)
+  scenario = Scenario(
+    seed, config, timing, loss, *checkpoints, *struck, batches=batches
+  )
   if scenario.is_wide:
     scenario = _widened(scenario)
   return scenario if seed < BURDENED_FROM else _burdened(scenario)

@@ -121,7 +121,8 @@ class SimulatedLearner:
     self.capacity = 1.0  # Share of its slices that are present.
     self.first_step = self.steps = start.step
     self.tokens = start.tokens
-    self.position = start.position
+    self.rows = start.rows
+    self.batch = cluster.batch_of(learner)
     self.stepped_at = start.global_step  # t, as the newest step knew it.
     self.training = False
     self.left: learner_events.Leave | None = None
@@ -143,7 +144,7 @@ class SimulatedLearner:
       collections.deque()
     )
     self._encoding = False  # The first of them is in progress.
-    # Of the step under way: its tokens, the position after it, its loss.
+    # Of the step under way: its tokens, the rows after it, its loss.
     self._dispatched: tuple[int, int, float] | None = None
     self._progress = 0  # Schedule argument of the next step.
     self._pulls = PullQueue(self, cluster)
@@ -268,12 +269,13 @@ class SimulatedLearner:
 
   def _boundary(self):
     """Makes the step of this boundary, and does what is due there."""
-    tokens = round(self.capacity * self._cluster.options.tokens_per_step)
+    rows = round(self.capacity * self.batch)
+    tokens = rows * self._cluster.options.row_tokens
     self.stepped_at = self._progress
-    loss = self.contents.step(self.position, self.stepped_at)
-    self.position += 1
+    loss = self.contents.step(self.rows, self.stepped_at)
+    self.rows += rows
     self.tokens += tokens
-    self._dispatched = tokens, self.position, loss
+    self._dispatched = tokens, self.rows, loss
     self.handle(learner_events.Boundary(tokens))
     self._progress = self.machine.global_step
 
@@ -285,13 +287,13 @@ class SimulatedLearner:
     if not self._overlaps:
       self._progress = self.machine.global_step
       self._boundary()
-    tokens, position, loss = self._dispatched
+    tokens, rows, loss = self._dispatched
     self._cluster.observer.stepped(self, spans, tokens)
     every = self._cluster.options.checkpoint_steps
     if every is not None and self.steps % every == 0:
       self.save()
     self._encode_next()
-    outcome = tokens, position, step_s, 0.0, loss
+    outcome = tokens, rows, step_s, 0.0, loss
     self.handle(learner_events.Completed(*outcome))
 
   def save(self):
@@ -305,7 +307,7 @@ class SimulatedLearner:
       from_tokens=tuple(f.from_tokens for f in state.fragments),
       step=state.step,
       tokens=state.tokens,
-      position=self.position,
+      rows=self.rows,
       closed_round=state.closed_known,
       global_step=state.global_step,
     )
@@ -344,7 +346,7 @@ class SimulatedLearner:
         self._forget(effect.handles)
       case learner_events.Begin():
         self.training = True
-        self.position = effect.position
+        self.rows = effect.rows
         self._progress = self.machine.global_step
       case learner_events.Save():
         self.save()

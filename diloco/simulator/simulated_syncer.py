@@ -322,7 +322,7 @@ class SimulatedSyncer:
       effect.closed_round,
       effect.versions,
       tuple(crcs.values()),
-      effect.position,
+      effect.rows,
       effect.live,
       effect.clean,
       ('syncer',),

@@ -34,7 +34,8 @@ SLOW_UPDATES = 16  # In succession, which take longer than their rounds.
 SLOW_LINK = 'a link slower than rounds'
 SEVERAL_VERSIONS = 'a pull of several versions'
 LOST_FRAGMENT = f'a lost fragment and {MANY_LEARNERS} learners or more'
-WITNESSED = SLOW_LINK, SEVERAL_VERSIONS, LOST_FRAGMENT
+UNLIKE_BATCHES = 'a merge of unlike batches'
+WITNESSED = SLOW_LINK, SEVERAL_VERSIONS, LOST_FRAGMENT, UNLIKE_BATCHES
 LOOK_S = 1.0  # Interval of the checks of a healed run's progress.
 
 
@@ -203,6 +204,8 @@ class SwarmObserver(ClusterObserver):
           if len(alive) >= MANY_LEARNERS:
             self.witnessed.add(LOST_FRAGMENT)
         case syncer_events.Publish(fragment=p, recipients=recipients):
+          if len({x.c_tokens / x.c_steps for x in effect.shares}) > 1:
+            self.witnessed.add(UNLIKE_BATCHES)
           for learner, _ in recipients:
             self._note_update(learner, p, syncer.now)
 
@@ -234,6 +237,7 @@ class Swarm:
         checkpoint_steps=scenario.checkpoint_steps,
         wires=scenario.wires(),
         shards=scenario.shards,
+        batches=scenario.batches,
       ),
     )
     self.observer.cluster = self.cluster

@@ -365,7 +365,7 @@ class SyncerServer:
         closed_round=effect.closed_round,
         versions=effect.versions,
         crcs=self._run_crcs(effect.lost_crcs),
-        position=effect.position,
+        rows=effect.rows,
         live=effect.live,
         clean=effect.clean,
         addresses=addresses,

@@ -60,6 +60,7 @@ class StatesDisk:
       keep_latest=checkpoint.keep_latest,
       every_rounds=checkpoint.syncer_every_rounds,
       say=logging.warning,
+      batch=run_spec.config.data.batch,
       sync=sync,
     )
     self.saved_round = 0

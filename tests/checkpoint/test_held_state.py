@@ -67,15 +67,15 @@ def _theta(learner):
 
 
 def _restored(learner):
-  """Returns position, θ and inner state as another process finds them."""
+  """Returns rows, θ and inner state as another process finds them."""
   programs = learner.programs
   bases = {p: dict(x) for p, x in learner.loop._state.own.bases.items()}
   found = learner.records.restore_state(
     programs.params_like, programs.state_like, bases
   )
   arrays = found.arrays
-  position = found.meta['progress']['position']
-  return position, (arrays['params'], arrays['inner_state'])
+  rows = found.meta['progress']['rows']
+  return rows, (arrays['params'], arrays['inner_state'])
 
 
 def test_a_double_buffered_step_gives_the_same_bits_and_leaves_what_it_is_given(
@@ -117,14 +117,14 @@ def test_the_loop_copies_nothing_where_it_saves(learner, gate, monkeypatch):
 
 
 def test_what_is_saved_is_of_its_step_although_training_goes_on(learner, gate):
-  position, expected = learner.loop._position, _bits(_theta(learner))
+  rows, expected = learner.loop._rows, _bits(_theta(learner))
   learner.loop._save()
   learner.steps(4)
   gate.put(None)
   assert learner.records.wait(SAVE_S)
   assert learner.records.newest_step == learner.loop._saving_step
   found_at, found = _restored(learner)
-  assert found_at == position
+  assert found_at == rows
   assert _bits(found) == expected
 
 

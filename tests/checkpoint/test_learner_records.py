@@ -11,7 +11,7 @@ from diloco.numerics import inner
 
 SAVE_S = 60.0
 PRINTS = {'config': '1f', 'data': '2e'}
-PROGRESS = {'position': 41, 'versions': [3, 2], 'crcs': [0xFFFFFFFF, 7]}
+PROGRESS = {'rows': 41, 'versions': [3, 2], 'crcs': [0xFFFFFFFF, 7]}
 
 
 def _records(folder, said, learner=0, **changed):

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.beside
 
 SAVE_S = 60.0
 CRCS = (5, 6)
+BATCH = 8
 LEDGER = Ledger(
   step=7,
   clocks=((0, 9),),
@@ -60,7 +61,7 @@ def _delta(model, fragment, seed):
 
 def _records(folder, said=None, every_rounds=4):
   said = [] if said is None else said
-  return SyncerRecords(folder, 2, every_rounds, said.append)
+  return SyncerRecords(folder, 2, every_rounds, said.append, BATCH)
 
 
 def _close(model, fragment, seed):

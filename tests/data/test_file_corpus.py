@@ -66,9 +66,7 @@ def load(sources, tmp_path_factory):
 
 
 def _dataset(corpus, shard=0, shards=SHARDS, seed=0):
-  return pipeline.make_dataset(
-    corpus.train, SEQ_LEN, BATCH, shards, shard, seed
-  )
+  return pipeline.make_dataset(corpus.train, SEQ_LEN, shards, shard, seed)
 
 
 def _streams(tokens):
@@ -83,8 +81,8 @@ def _windows(tokens):
       yield whole[i * SEQ_LEN : (i + 1) * SEQ_LEN + 1].tobytes()
 
 
-def _rows(dataset, batches):
-  return [row.tobytes() for i in range(batches) for row in dataset[i]['tokens']]
+def _rows(dataset, count):
+  return [dataset[i].tobytes() for i in range(count)]
 
 
 @pytest.mark.parametrize('name', FORMATS)
@@ -109,47 +107,42 @@ def test_documents_are_trained_on_or_held_out(load, sources, name):
 
 
 @pytest.mark.parametrize('name', FORMATS)
-def test_shards_share_no_window_and_leave_out_few(load, name):
+def test_learners_get_windows_and_few_are_left_out(load, name):
   corpus = load(name)
   windows = collections.Counter(_windows(corpus.train))
   counts = collections.Counter()
   for stream in _streams(corpus.train):
-    run = text_windows.run_of(stream, SEQ_LEN, SHARDS)
-    numbers = [
-      text_windows.Windows(stream, SEQ_LEN, SHARDS, shard, run)
-      for shard in range(SHARDS)
-    ]
-    for shard in numbers:
-      counts.update(shard[i].tobytes() for i in range(len(shard)))
-    left_out = text_windows.windows_in(stream, SEQ_LEN) - sum(map(len, numbers))
-    assert left_out < run
+    run = text_windows.run_of(stream, SEQ_LEN)
+    taken = text_windows.Windows(stream, SEQ_LEN, run)
+    counts.update(taken[i].tobytes() for i in range(len(taken)))
+    assert text_windows.windows_in(stream, SEQ_LEN) - len(taken) < run
   assert counts <= windows
-  # What a dataset gives are windows of its shard, each as often as it is there.
   for shard in range(SHARDS):
     dataset = _dataset(corpus, shard)
-    for row in _rows(dataset, 20):
+    for row in _rows(dataset, 60):
       assert row in counts
 
 
 @pytest.mark.parametrize('name', FORMATS)
 @pytest.mark.parametrize('start', [0, 1, 57, 400])
-def test_a_position_is_the_whole_state(load, name, start):
-  """A process that begins at a position reads what the first would have."""
+def test_the_number_of_rows_is_the_whole_state(load, name, start):
+  """A process that begins at a row reads what the first would have."""
   before, after = load(name), load(name)
-  expected = [_dataset(before)[i]['tokens'] for i in range(start, start + 6)]
-  for threads in (1, 3):
-    batches = pipeline.batches(_dataset(after), start, threads)
+  expected = _rows(_dataset(before), start + 18)[start:]
+  for threads, batch in ((1, 3), (3, 2), (1, 1)):
+    batches = pipeline.batches(_dataset(after), start, batch, threads)
     with contextlib.closing(batches):
-      for tokens, batch in zip(expected, batches):
-        np.testing.assert_array_equal(batch['tokens'], tokens)
+      found = [next(batches)['tokens'] for _ in range(18 // batch)]
+    assert [x.tobytes() for x in np.concatenate(found)] == expected
 
 
 def test_of_a_mix_rows_come_by_weight(load):
   corpus = load('mix')
   theirs = set(_windows(corpus.train.streams[1]))
-  rows = _rows(_dataset(corpus), 100)
-  share = sum(row in theirs for row in rows) / len(rows)
-  assert share == pytest.approx(0.25, abs=0.01)
+  for learner in range(SHARDS):
+    rows = _rows(_dataset(corpus, learner), pipeline.MIXED)
+    share = sum(row in theirs for row in rows) / len(rows)
+    assert share == pytest.approx(0.25, abs=0.04), learner
 
 
 def test_of_a_mix_held_out_rows_come_by_weight(load):
@@ -170,7 +163,7 @@ def test_an_epoch_of_a_parquet_reads_each_group_about_once(
 
   corpus = load('parquet')
   stream = corpus.train
-  run = text_windows.run_of(stream, SEQ_LEN, 1)
+  run = text_windows.run_of(stream, SEQ_LEN)
   groups = sum(span.file.groups for span in stream._spans)
   assert run > 1
   reads, read = [], pq.ParquetFile.read_row_group
@@ -182,8 +175,8 @@ def test_an_epoch_of_a_parquet_reads_each_group_about_once(
 
   monkeypatch.setattr(pq.ParquetFile, 'read_row_group', counted)
   dataset = _dataset(corpus, shards=1)
-  windows = len(text_windows.Windows(stream, SEQ_LEN, 1, 0, run))
-  _rows(dataset, windows // BATCH)
+  windows = len(text_windows.Windows(stream, SEQ_LEN, run))
+  _rows(dataset, windows)
   assert groups > 1.4 * parquet_files.GROUPS_KEPT
   assert len(reads) < 3 * groups < windows / 2
 

@@ -105,15 +105,8 @@ class _LockstepLearner:
       restored.start,
     )
     self.params, self.inner_state = restored.params, restored.inner_state
-    data = run_spec.config.data
-    self.batches = pipeline.make_dataset(
-      run_spec.text.train,
-      data.seq_len,
-      data.batch,
-      data.shards,
-      learner,
-      run_spec.config.seed,
-    )
+    self._size = run_spec.config.data.batch
+    self._dataset = run_spec.dataset(learner)
     self._own = LocalDelta(
       lockstep.programs,
       run_spec.config.protocol.blend,
@@ -121,7 +114,7 @@ class _LockstepLearner:
       self.params,
     )
     self.offers = {}
-    self.steps = 0  # And the next batch.
+    self.steps = self.rows = 0
     self._loss = None
 
   def handle(self, event):
@@ -129,23 +122,28 @@ class _LockstepLearner:
       self._perform(effect)
 
   def step(self):
-    batch = self._programs.put_batch(self.batches[self.steps])
+    batch = self._programs.put_batch(self.batch(self.steps))
     lr = self._lockstep.run_spec.config.inner.lr
     self.params, self.inner_state, metrics = self._programs.step(
-      self.params, self.inner_state, batch, lr, (self.id, self.steps)
+      self.params, self.inner_state, batch, lr, (self.id, self.rows)
     )
     self.steps += 1
+    self.rows += self._size
     tokens = self._programs.tokens_per_step
     self.handle(learner_events.Boundary(tokens))
     self._loss = float(metrics['loss'])
     self.handle(
-      learner_events.Completed(tokens, self.steps, 1.0, 0.0, self._loss)
+      learner_events.Completed(tokens, self.rows, 1.0, 0.0, self._loss)
     )
+
+  def batch(self, i: int):
+    """The batch of its step i + 1."""
+    return pipeline.batch_at(self._dataset, i * self._size, self._size)
 
   def save(self):
     """Saves as `learner/train_loop.py` does at this boundary."""
     progress = restore.progress_of(
-      self.machine.snapshot(), self.steps, 1, self.host.crcs()
+      self.machine.snapshot(), self.rows, 1, self.host.crcs()
     )
     written = self._records.save_state(
       self.steps,
@@ -177,7 +175,8 @@ class _LockstepLearner:
         for handle in effect.handles:
           self.offers.pop(handle)
       case learner_events.Begin():
-        self.steps = effect.position
+        self.rows = effect.rows
+        self.steps = effect.rows // self._size
       case _:
         raise TypeError(f'not in a lockstep: {effect!r}')
 
@@ -301,7 +300,7 @@ class Lockstep:
           effect.closed_round,
           effect.versions,
           self.model.crcs(),
-          effect.position,
+          effect.rows,
           effect.live,
           effect.clean,
           ('here',),

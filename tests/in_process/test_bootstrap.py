@@ -32,7 +32,7 @@ class Watched:
 
   def __init__(self, programs):
     self._programs = programs
-    self.batches: list[int] = []  # Positions, in order.
+    self.batches: list[int] = []  # First rows, in order.
     self.held: list = []  # Inner states that were held, to be donated too.
     self.first = None  # The inner state of the first step.
 
@@ -110,7 +110,7 @@ class Story:
 
   run: Run
   watched: dict[str, Watched]
-  reported: dict[int, int]  # By process: the position after the last report.
+  reported: dict[int, int]  # By process: rows, as last reported.
   processes: dict[str, int]
   died: dict[str, bool]
 
@@ -201,7 +201,7 @@ def _note_reports(run: Run, told: Story):
     match event:
       case syncer_events.Heard(message=messages.Report()):
         process = event.incarnation >> 12
-        told.reported[process] = event.message.position
+        told.reported[process] = event.message.rows
 
   run.syncing._stats.note_event = note
 
@@ -221,10 +221,12 @@ def test_its_source_is_on_the_tape(story):
 def test_no_batch_is_trained_on_twice_and_none_left_out(story):
   """Batches that were never reported are the exception."""
   first, again = story.watched['dies'], story.watched['again']
-  position = story.reported[story.processes['dies']]
-  assert again.batches[0] == position == story.begin('again')['position']
-  counted = collections.Counter([*first.batches[:position], *again.batches])
-  assert sorted(counted) == list(range(len(counted)))
+  rows = story.reported[story.processes['dies']]
+  assert again.batches[0] == rows == story.begin('again')['rows']
+  before = [row for row in first.batches if row < rows]
+  counted = collections.Counter([*before, *again.batches])
+  batch = story.run.run_spec.config.data.batch
+  assert sorted(counted) == list(range(0, batch * len(counted), batch))
   assert set(counted.values()) == {1}
 
 
@@ -236,7 +238,7 @@ def test_a_donor_that_dies_half_way_is_replaced_by_another(story):
 
 
 def test_an_id_that_the_run_has_not_seen_begins_its_shard(story):
-  assert story.begin('joins')['position'] == 0
+  assert story.begin('joins')['rows'] == 0
   assert story.watched['joins'].batches[0] == 0
 
 
@@ -248,7 +250,8 @@ def test_without_a_donor_left_it_goes_on_from_its_own_checkpoint(story):
   assert begin['step'] == begin['source']['step'] > 0
   # Killed right after it had saved, it may not have come to report that step.
   reported = story.reported[story.processes['donor']]
-  assert begin['position'] == max(reported, begin['source']['step'])
+  batch = story.run.run_spec.config.data.batch
+  assert begin['rows'] == max(reported, begin['source']['step'] * batch)
 
 
 def test_without_a_checkpoint_either_the_syncer_gives_it_all(story):

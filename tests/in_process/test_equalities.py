@@ -18,7 +18,7 @@ def _plain(lock, learner, steps):
     for k, v in lock.run_spec.initial_parameters().items()
   }
   for i in range(steps):
-    tokens = lock.learners[learner].batches[i]['tokens']
+    tokens = lock.learners[learner].batch(i)['tokens']
     for k, g in toy_gradient(params, tokens).items():
       params[k] = params[k] - lock.run_spec.config.inner.lr * g
   return params
@@ -87,7 +87,7 @@ def _streaming(lock, steps, overlap):
   due = []
   for step in range(1, steps + 1):
     for m, learner in enumerate(lock.learners):
-      tokens = learner.batches[step - 1]['tokens']
+      tokens = learner.batch(step - 1)['tokens']
       for k, g in toy_gradient(local[m], tokens).items():
         local[m][k] = local[m][k] - run_spec.config.inner.lr * g
     if step % spacing == 0:

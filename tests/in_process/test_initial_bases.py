@@ -27,7 +27,7 @@ def test_steps_leave_the_first_bases_as_they_were(tmp_path):
   restored = restore.restore(run_spec, programs, records)
   holder = DoubleBuffer(programs)
   params, state = restored.params, restored.inner_state
-  batches = pipeline.batches(run_spec.dataset(0), 0, 1)
+  batches = pipeline.batches(run_spec.dataset(0), 0, run_spec.config.data.batch)
   for step in range(STEPS):
     placed = programs.put_batch(next(batches))
     params, state, metrics = holder.step(params, state, placed, 0.1, (0, step))

@@ -61,7 +61,7 @@ class _Rates(LabObserver):
   A step that its process died in was taken, and is not recorded.
 
   Args:
-    taken: position and rate of the steps so far, by learner.
+    taken: first row and rate of the steps so far, by learner.
   """
 
   def __init__(self, taken):
@@ -99,7 +99,7 @@ def test_who_returns_goes_on_with_its_schedule(progress, monkeypatch):
   rate_at = make_schedule('cosine', 3e-3, 4, 40, 0.1)
   for learner, steps in taken.items():
     assert rates.of[learner] == [rate for _, rate in rates.steps[learner]]
-    by_own = [rate_at(position) for position, _ in steps]
+    by_own = [rate_at(rows // 4) for rows, _ in steps]
     assert ([rate for _, rate in steps] == by_own) == (progress == 'own')
 
 

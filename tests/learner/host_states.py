@@ -53,7 +53,7 @@ def main(process: int, coordinator: str):
   fresh = programs.fresh_state(params)
 
   # The same next step, to the bit, whichever state it is made with.
-  batch = programs.put_batch(_dataset(run_spec)[STEPS])
+  batch = programs.put_batch(_batch(run_spec, STEPS))
   copied = {path: jax.numpy.copy(x) for path, x in params.items()}
   here = _bits(state), _bits(placed), _bits(fresh)
   one, _, _ = programs.step(params, state, batch, 0.01, (0, STEPS))
@@ -82,18 +82,15 @@ def _learner():
   return run_spec, LearnerPrograms(run_spec)
 
 
-def _dataset(run_spec):
-  data = run_spec.config.data
-  return pipeline.make_dataset(
-    run_spec.text.train, data.seq_len, data.batch, 4, 0, 0
-  )
+def _batch(run_spec, i: int):
+  size = run_spec.config.data.batch
+  return pipeline.batch_at(run_spec.dataset(0), i * size, size)
 
 
 def _trained(run_spec, programs: LearnerPrograms):
   params, state = programs.init(run_spec.initial_parameters())
-  dataset = _dataset(run_spec)
   for i in range(STEPS):
-    batch = programs.put_batch(dataset[i])
+    batch = programs.put_batch(_batch(run_spec, i))
     params, state, _ = programs.step(params, state, batch, 0.01, (0, i))
   return params, state
 

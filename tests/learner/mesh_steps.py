@@ -35,12 +35,10 @@ def losses(kind: str, fsdp: int, expert: int, tensor: int, parts: int) -> dict:
   programs = LearnerPrograms(run_spec, jax.devices()[: fsdp * expert * tensor])
   params, state = programs.init(run_spec.initial_parameters())
   theta = run_spec.initial_fragments()
-  dataset = pipeline.make_dataset(
-    run_spec.text.train, config.data.seq_len, config.data.batch, 4, 0, 0
-  )
+  dataset = run_spec.dataset(0)
   found, sizes = [], []
   for i in range(STEPS):
-    batch = programs.put_batch(dataset[i])
+    batch = programs.put_batch(pipeline.batch_at(dataset, 8 * i, 8))
     params, state, metrics = programs.step(params, state, batch, 0.01, (0, i))
     found.append(float(metrics['loss']))
     p = i % len(theta)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.beside
 
 def test_the_recorded_rate_is_that_of_the_step(tmp_path, monkeypatch):
   """A learner that lost its disk goes on where its reports ended, not anew."""
-  taken = collections.defaultdict(list)  # By learner: position and rate.
+  taken = collections.defaultdict(list)  # By learner: first row and rate.
   step = DoubleBuffer.step
 
   def recorded_step(holder, params, state, batch, lr, draw):
@@ -44,8 +44,11 @@ def test_the_recorded_rate_is_that_of_the_step(tmp_path, monkeypatch):
   again = run.start(0)
   run.join()
   schedule = run.run_spec.schedule()
+  batch = run.run_spec.config.data.batch
   for steps in taken.values():
-    assert [rate for _, rate in steps] == [schedule(x) for x, _ in steps]
+    assert [rate for _, rate in steps] == [
+      schedule(x // batch) for x, _ in steps
+    ]
   assert taken[0][before][0] > 0
   assert taken[1][0][0] == 0
   lives = {first: taken[0][:before], again: taken[0][before:], other: taken[1]}

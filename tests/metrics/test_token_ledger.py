@@ -20,7 +20,8 @@ def begin(process, step=0, parent=None):
 
 def line(kind, process, step, **fields):
   return {
-    'kind': kind, 'process': process, 'step': step, 'time_s': 0.0, **fields
+    'kind': kind, 'process': process, 'step': step, 'tokens': step * TOKENS,
+    'time_s': 0.0, **fields
   }  # fmt: skip
 
 
@@ -67,9 +68,9 @@ def closed(version, *shares):
 def row(syncer, lines, last=None):
   """Returns the row of fragment 0 of learner 0.
 
-  `last` is (process, step) in the metrics.
+  `last` is (process, step) of the last line of the metrics.
   """
-  known = [(incarnation_of(last[0], 1), last[1])] if last else []
+  known = [(incarnation_of(last[0], 1), last[1] * TOKENS)] if last else []
   return token_ledger.rows(syncer, {0: lines}, {0: known}, 1)[0, 0]
 
 
@@ -212,7 +213,7 @@ def test_interpolated_what_a_checkpoint_had_pending_is_lost(merged_late):
   syncer, learner = killed()
   if merged_late:  # Of the two steps at the checkpoint, and two that died.
     syncer.append(closed(2, (FIRST, 2, 4, 6)))
-  known = [(incarnation_of(FIRST, 1), 8)]
+  known = [(incarnation_of(FIRST, 1), 8 * TOKENS)]
   [found] = token_ledger.rows(
     syncer, {0: learner}, {0: known}, 1, blend='interpolate'
   ).values()

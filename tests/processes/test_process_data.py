@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet, and a mixture, train, are killed, and go on with the next batch.
+"""Parquet, and a mixture, train, are killed, and go on with the next row.
 
 A syncer and a learner are processes; the learner dies of SIGKILL in the midst
 of a run of 24 steps. That the batches are those that would have come is shown
-by the replay: it takes batches by their position from a dataset of its own, and
+by the replay: it takes batches by their rows from a dataset of its own, and
 must come to every CRC and to the same final bytes.
 """
 
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.soak
 
 STEPS = 24
 KILLED_AFTER = 10
+BATCH = 4  # Of `tests_tiny`.
 IN_FLIGHT = 3  # Reports that a killed process may not have got rid of.
 
 
@@ -47,7 +48,7 @@ def _mix(folder, texts):
 
 
 @pytest.mark.parametrize('made', [_parquet, _mix])
-def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
+def test_a_killed_learner_goes_on_with_the_next_row(made, tmp_path):
   (source, path, tokenizer), more = made(tmp_path, made_files.texts())
   overrides = (
     f'data.source={source}',
@@ -88,13 +89,14 @@ def test_a_killed_learner_goes_on_with_the_next_batch(made, tmp_path):
     if line['kind'] == 'Begin'
   ]
   greeted = [
-    line['position']
+    line['rows']
     for line in processes.tape('Greet')
     if process_of(line['incarnation']) == second['process']
   ]
-  assert (first['position'], second['source']['kind']) == (0, 'checkpoint')
+  assert (first['rows'], second['source']['kind']) == (0, 'checkpoint')
   # The last report may have died with the process; its checkpoint has not.
-  assert second['position'] >= greeted[0]
-  assert reported - IN_FLIGHT <= second['position'] <= reported + 1
+  assert second['rows'] >= greeted[0]
+  steps = second['rows'] // BATCH
+  assert reported - IN_FLIGHT <= steps <= reported + 1
   assert 'every round has the CRC of the run' in replay.output
   assert f'{processes.workdir.parameters}: the same bytes' in replay.output

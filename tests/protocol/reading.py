@@ -13,7 +13,7 @@ def of_syncer(effect: syncer_events.Effect) -> str:
       return (
         f'welcome learner {effect.learner}: step {effect.step}, '
         f'round {effect.closed_round} closed, versions {effect.versions}, '
-        f'position {effect.position}{", clean" if effect.clean else ""}'
+        f'rows {effect.rows}{", clean" if effect.clean else ""}'
       )
     case syncer_events.Send():
       return f'tell learner {effect.learner}: {of_message(effect.message)}'
@@ -103,7 +103,7 @@ def of_learner(effect: learner_events.Effect) -> str:
       what = f'apply fragment {effect.fragment} version {effect.version}'
       return f'{what}{how}{ledger}'
     case learner_events.Begin():
-      return f'begin at data position {effect.position}'
+      return f'begin at row {effect.rows}'
     case learner_events.Save():
       return 'save'
     case learner_events.Cease():

@@ -301,7 +301,7 @@ class LearnerStage:
       from_tokens=(saved_at * TOKENS_PER_STEP,) * len(versions),
       step=saved_at,
       tokens=saved_at * TOKENS_PER_STEP,
-      position=saved_at,
+      rows=saved_at,
     )
 
   def _connect(self):
@@ -312,20 +312,20 @@ class LearnerStage:
     yield learner_events.Disconnected('stream closed')
 
   def _welcome(
-    self, step=0, closed=0, versions=None, position=0, live=(), clean=False
+    self, step=0, closed=0, versions=None, rows=0, live=(), clean=False
   ):
     versions = versions or self._config.versions_at(closed)
     crcs = tuple(crc_of(p, v) for p, v in enumerate(versions))
     yield self._heard(
       messages.Welcome(
-        step, closed, versions, crcs, position, live, clean, ('syncer',)
+        step, closed, versions, crcs, rows, live, clean, ('syncer',)
       )
     )
 
   def _step(self, count=1):
-    for position in range(count):
+    for rows in range(count):
       yield learner_events.Boundary(TOKENS_PER_STEP)
-      yield learner_events.Completed(TOKENS_PER_STEP, position, 1.0, 0.0, 1.0)
+      yield learner_events.Completed(TOKENS_PER_STEP, rows, 1.0, 0.0, 1.0)
 
   def _update(
     self, round, step=None, merged=True, age=0.1, handle=1, reported=0

@@ -6,7 +6,7 @@ A plant changes one function of the real machines, as a wrong edit would.
 
 import pytest
 
-from diloco.protocol import messages, pace
+from diloco.protocol import messages, pace, round_policy
 from diloco.protocol.learner import bootstrap as learner_bootstrap
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import leaving, updates
@@ -200,25 +200,29 @@ def _gives_to_all_at_once(patch):
   patch.setattr(learner_bootstrap, 'donate', donate)
 
 
-def _forgets_positions(patch):
+def _forgets_rows(patch):
   original = sessions.on_report
 
   def on_report(state, learner, report):
     broken = original(state, learner, report)
     if broken:
       return broken
-    account = replace_unchecked(state.accounts[learner], position=0)
+    account = replace_unchecked(state.accounts[learner], rows=0)
     state.accounts[learner] = account
     return None
 
   patch.setattr(sessions, 'on_report', on_report)
 
 
+def _weighs_steps(patch):
+  patch.setitem(round_policy.WEIGHTS, 'tokens', lambda tokens, steps: steps)
+
+
 def _skips_batches(patch):
   original = learner_bootstrap.on_welcome
 
   def on_welcome(core, welcome):
-    original(core, replace_unchecked(welcome, position=welcome.position + 3))
+    original(core, replace_unchecked(welcome, rows=welcome.rows + 64))
 
   patch.setattr(learner_bootstrap, 'on_welcome', on_welcome)
 
@@ -440,7 +444,8 @@ RARE = {
     (_believes_what_a_shard_has, '5: '),
     (_believes_any_donation, '5: recovered other bytes'),
     (_lets_the_quarantined_in, 'quarantined without a clean bootstrap'),
-    (_forgets_positions, 'data are repeated'),
+    (_weighs_steps, '2: weighs otherwise'),
+    (_forgets_rows, 'data are repeated'),
     (_skips_batches, 'data are skipped'),
   ],
 )

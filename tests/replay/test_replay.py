@@ -25,6 +25,7 @@ from tests.transport.faulty import Faults
 pytestmark = pytest.mark.beside
 
 STEPS = 40
+BATCH = 4  # Of `tests_tiny`.
 
 
 @pytest.fixture(scope='module')
@@ -145,7 +146,7 @@ def _cut(run: Run, folder, step: int, source) -> Workdir:
     begin = {
       **begin,
       'process': second,
-      'position': step,
+      'rows': step * BATCH,
       'source': source(first, step, applied),
     }
     after = [

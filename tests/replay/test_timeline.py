@@ -49,12 +49,12 @@ def _record(time_s, kind, learner, reason):
   return fields | {'learner': learner, 'reason': reason}
 
 
-def _greet(time_s, learner, process, step, position):
+def _greet(time_s, learner, process, step, rows):
   incarnation = incarnation_of(process, 1)
   return taped.line(
     time_s,
     syncer_events.AdmitLearner(
-      learner, incarnation, step, 0, (0, 0), position, (), False, ()
+      learner, incarnation, step, 0, (0, 0), rows, (), False, ()
     ),
   )
 
@@ -91,16 +91,18 @@ def workdir(tmp_path) -> Workdir:
   learners = {
     0: [
       taped.line(
-        101.2, event_log.BeginLogged(OTHER, 0, 0, event_log.SEED, taped.MACHINE)
+        101.2, event_log.BeginLogged(OTHER, 0, 0, 0, event_log.SEED, taped.MACHINE)
       ),
       taped.line(
-        102.9, event_log.SnapshotLogged(1, 0, 0, 4, process=OTHER, handle=7)
+        102.9, event_log.SnapshotLogged(
+          1, 0, 0, 4, process=OTHER, tokens=40, handle=7
+        ),
       ),
       taped.line(
-        103.4, event_log.ApplyLogged(OTHER, 5, 0, 1, 77, False, 7, 9, 0)
+        103.4, event_log.ApplyLogged(OTHER, 5, 50, 0, 1, 77, False, 7, 9, 0)
       ),
-      taped.line(111.9, event_log.CeaseLogged(OTHER, 12)),
-      taped.line(112.1, event_log.LeaveLogged(OTHER, 12, 'run is over')),
+      taped.line(111.9, event_log.CeaseLogged(OTHER, 12, 120)),
+      taped.line(112.1, event_log.LeaveLogged(OTHER, 12, 120, 'run is over')),
     ],
     1: [
       taped.line(
@@ -108,12 +110,13 @@ def workdir(tmp_path) -> Workdir:
         event_log.BeginLogged(
           AGAIN,
           0,
+          0,
           5,
           event_log.Source('peer', 0, OTHER, 7, (1, 0), (77, 2)),
           taped.MACHINE,
         ),
       ),
-      taped.line(110.3, event_log.Progress(AGAIN, 0, 9)),
+      taped.line(110.3, event_log.Progress(AGAIN, 0, 0, 9)),
     ],
   }
   return taped.write(tmp_path, syncer, learners)

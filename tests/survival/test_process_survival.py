@@ -25,6 +25,7 @@ pytestmark = pytest.mark.alone
 FRAGMENTS = 2  # P of the tiny configuration.
 TOKENS = 4 * 32  # Of a step, likewise.
 FLOOR_S = 0.04  # Of a step.
+BATCH = 4  # Of `tests_tiny`.
 IN_FLIGHT = 10  # Reports that a killed process may not have got rid of.
 DIVERGED = 'learner-0-diverged'
 CLEAN = 'learner-0-clean'
@@ -156,17 +157,18 @@ def test_it_says_whose_state_it_took_and_of_which_step(survived):
 
 
 def test_it_goes_on_where_its_reports_ended(survived):
-  """No batch twice, none left out, but for reports that it never sent."""
+  """No row twice, none left out, but for reports that it never sent."""
   again = survived.begins(1)[1]
   greeted = [
-    line['position']
+    line['rows']
     for line in survived.tape
     if line['kind'] == 'Greet'
     and line['learner'] == 1
     and process_of(line['incarnation']) == again['process']
   ]
-  assert again['position'] == greeted[0]
-  assert survived.steps - IN_FLIGHT <= again['position'] <= survived.steps + 1
+  assert again['rows'] == greeted[0]
+  steps = again['rows'] // BATCH
+  assert survived.steps - IN_FLIGHT <= steps <= survived.steps + 1
 
 
 # A syncer that was killed ----------------------------------------------------
@@ -244,7 +246,7 @@ def test_a_learner_without_peers_goes_on_from_its_checkpoint(survived):
   alone = [b for b in begins if b['source']['kind'] == 'checkpoint']
   assert alone
   assert all(b['source']['step'] == b['step'] for b in alone)
-  assert all(b['position'] >= b['step'] - IN_FLIGHT for b in alone)
+  assert all(b['rows'] >= (b['step'] - IN_FLIGHT) * BATCH for b in alone)
 
 
 # In good order ---------------------------------------------------------------
@@ -324,7 +326,7 @@ def test_one_that_is_stopped_is_gone_within_its_notice(survived):
   assert survived.took_s < survival.NOTICE_S
 
 
-def test_one_that_was_stopped_goes_on_at_its_position(survived):
+def test_one_that_was_stopped_goes_on_at_its_row(survived):
   before, again = survived.begins(1)[-2:]
   [cease] = [
     line
@@ -332,7 +334,7 @@ def test_one_that_was_stopped_goes_on_at_its_position(survived):
     if line['kind'] == 'Cease' and line['process'] == before['process']
   ]
   made = cease['step'] - before['step']
-  assert again['position'] == before['position'] + made
+  assert again['rows'] == before['rows'] + made * BATCH
   assert again['step'] == cease['step']
 
 
@@ -395,7 +397,7 @@ def test_where_a_donor_is_killed_another_is_asked(diverged):
 @pytest.mark.soak
 def test_an_id_that_the_run_had_not_seen_is_taken_in(diverged):
   [begin] = diverged.begins(2)
-  assert (begin['step'], begin['position']) == (0, 0)
+  assert (begin['step'], begin['rows']) == (0, 0)
   assert (begin['source']['kind'], begin['source']['learner']) == ('peer', 1)
 
 

@@ -23,7 +23,7 @@ from experiments import tests_tiny
 
 DEADLINE_S = 120.0
 REPORT = messages.Report(
-  step=1, tokens=8, position=1, step_s=0.1, stall_s=0.0, loss=1.0, fetched=()
+  step=1, tokens=8, rows=1, step_s=0.1, stall_s=0.0, loss=1.0, fetched=()
 )
 
 
@@ -68,7 +68,7 @@ class Peer:
 
   def train(self, steps: int):
     for step in range(1, steps + 1):
-      self.say(dataclasses.replace(REPORT, step=step, position=step))
+      self.say(dataclasses.replace(REPORT, step=step, rows=step))
 
   def flood(self, reports: int, said: threading.Event):
     """Joins and reports as fast as the syncer reads.
@@ -79,7 +79,7 @@ class Peer:
     bodies = itertools.chain(
       (self.hello, messages.Ready(0, 'the test')),
       (
-        dataclasses.replace(REPORT, step=step, position=step)
+        dataclasses.replace(REPORT, step=step, rows=step)
         for step in range(1, reports + 1)
       ),
     )

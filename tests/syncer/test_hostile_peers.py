@@ -67,13 +67,13 @@ def _no_constant(name: str):
     {'tokens': -1},
     {'step': 3},
     {'step_s': -1.0, 'stall_s': -1.0},
-    {'position': -1},
+    {'rows': -1},
   ],
   ids=lambda changes: ','.join(changes),
 )
 def test_an_impossible_report_ends_the_session(stage, changes):
   peer = stage.peer(0).join()
-  second = {'step': 2, 'position': 2, **changes}
+  second = {'step': 2, 'rows': 2, **changes}
   peer.say(REPORT, dataclasses.replace(REPORT, **second))
   assert 'impossible report' in peer.end()
   stage.assert_lives()

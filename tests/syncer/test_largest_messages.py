@@ -19,7 +19,7 @@ pytestmark = pytest.mark.beside
 
 BASES = {
   messages.Ready: messages.Ready(0, 'the test'),
-  messages.Report: dataclasses.replace(REPORT, step=2, position=2),
+  messages.Report: dataclasses.replace(REPORT, step=2, rows=2),
   messages.Alive: messages.Alive(),
   messages.WantFragment: messages.WantFragment(0, ''),
   messages.HandedIn: messages.HandedIn(1),

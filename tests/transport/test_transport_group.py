@@ -56,7 +56,7 @@ def ends():
 
 def test_messages_come_in_the_order_in_which_they_were_sent(ends):
   leading, other = ends
-  sent = [host_messages.BeginAt(position) for position in range(1000)]
+  sent = [host_messages.BeginAt(rows) for rows in range(1000)]
   for message in sent:
     leading.connection.send(message)
   assert [other.heard.get(timeout=WAIT_S) for _ in sent] == sent

@@ -32,7 +32,7 @@ class Start(Value):
   from_tokens: tuple[int, ...]
   step: int = 0  # Own inner steps so far, of this and of earlier processes.
   tokens: int = 0  # Of those steps.
-  position: int = 0  # Index of the next batch of the data shard.
+  rows: int = 0  # Taken of the data shard.
   closed_round: int = 0  # The newest round known to be closed.
   global_step: int = 0  # t as last known.
 
@@ -76,7 +76,7 @@ class Start(Value):
       tokens=self.tokens,
       completed_step=self.step,
       reported_step=self.step,
-      position=self.position,
+      rows=self.rows,
       closed_known=self.closed_round,
       view=View(self.global_step, self.step),
     )
@@ -154,7 +154,7 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     core.send(messages.Ready(away, state.source))
     _want_newer(core)
     return
-  core.set(position=max(state.position, welcome.position), clean=welcome.clean)
+  core.set(rows=max(state.rows, welcome.rows), clean=welcome.clean)
   # A peer's state is newer than one that the run has left behind.
   behind = any(f.unlike for f in core.state.fragments)
   if behind and welcome.live and not state.settled:

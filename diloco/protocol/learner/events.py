@@ -47,7 +47,7 @@ class Completed(Event):
   """An inner step is done; steps complete in order."""
 
   tokens: int
-  position: int
+  rows: int  # This and all before it took of the data shard.
   step_s: float
   stall_s: float
   loss: float
@@ -188,9 +188,9 @@ class Apply(Effect):
 
 
 class Begin(Effect):
-  """Boundary: bootstrap is complete; train from this data position on."""
+  """Boundary: bootstrap is complete; train from this row on."""
 
-  position: int
+  rows: int
 
 
 class Save(Effect):

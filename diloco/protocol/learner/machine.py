@@ -83,7 +83,7 @@ class Learner:
     self._say_alive()
     if learner_bootstrap.begin_when_complete(self._core):
       if self._core.state.last_round is None:
-        begin = learner_events.Begin(self._core.state.position)
+        begin = learner_events.Begin(self._core.state.rows)
         self._core.effects.append(begin)
       else:
         offers.hand_in(self._core)
@@ -244,7 +244,7 @@ class Learner:
       messages.Report(
         step=step,
         tokens=event.tokens,
-        position=event.position,
+        rows=event.rows,
         step_s=event.step_s,
         stall_s=event.stall_s,
         loss=event.loss,

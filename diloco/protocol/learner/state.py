@@ -255,7 +255,7 @@ class LearnerState(Value):
   reported_step: int = 0  # The last that any syncer was told of.
   reported: bool = False  # Whether this session has reported one.
   step_s: Ema = dataclasses.field(default=Ema())
-  position: int = 0  # Of the data, at the start.
+  rows: int = 0  # Taken of the data shard at the start.
   closed_known: int = 0
   last_offered: int = 0
   handles: int = 0  # Given to offers so far.

@@ -123,7 +123,7 @@ class AdmitLearner(SessionKey, Effect):
   step: int
   closed_round: int
   versions: tuple[int, ...]
-  position: int
+  rows: int
   live: tuple[int, ...]
   clean: bool
   lost_crcs: tuple[tuple[int, int], ...]  # (p, CRC) of fragments not here.

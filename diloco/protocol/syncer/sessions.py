@@ -65,7 +65,7 @@ def on_hello(state: SyncerState, hello: messages.Hello):
       state.pace.step,
       state.closed_round,
       tuple(state.versions),
-      account.position,
+      account.rows,
       tuple(sorted(state.members.live)),
       clean=bool(account.quarantined),
       # If no process knows the CRC, the learner's own is used.
@@ -252,7 +252,7 @@ def on_report(
     member.ready
     and (first or steps == 1)  # The stream loses nothing: one report a step.
     and report.step >= max(1, report.saved_step)
-    and report.position >= 0
+    and report.rows >= 0
     and report.tokens >= 0
     and math.isfinite(report.step_s)
     and 0.0 <= report.stall_s <= report.step_s
@@ -266,7 +266,7 @@ def on_report(
   state.change(learner, step=report.step, step_s=member.step_s.add(sample_s))
   mark_alive(state, learner)
   state.accounts[learner] = replace_unchecked(
-    state.accounts[learner], position=report.position
+    state.accounts[learner], rows=report.rows
   )
   # One step, whatever its number: after a reconnect the learner's own count
   # includes steps that an earlier session has reported.

@@ -240,7 +240,7 @@ class LearnerAccount(Value):
   """The syncer's account of a learner id, which outlives its sessions."""
 
   incarnation: int = -1  # The newest that was ever accepted.
-  position: int = 0  # Next batch of its data shard, as last reported.
+  rows: int = 0  # Taken of its data shard, as last reported.
   merged_bases: Mapping[int, int] = dataclasses.field(default_factory=dict)
   merged_tokens: int = 0
   strikes: int = 0  # Contributions refused since the last merged one.
