@@ -17,7 +17,6 @@ import jax
 
 from diloco.checkpoint.parameters import read_parameters
 from diloco.config import config_files, flags, run_config
-from diloco.learner.programs import LearnerPrograms
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.run_progress import ProgressLine, counter
 from diloco.metrics.workdir import Workdir
@@ -53,9 +52,8 @@ def replay(workdir: Workdir) -> Replayed:
   _check_hosts(plan)
   _become_like(plan, config, workdir)
   run_spec = make_run_spec(config)
-  run_config.check_devices(config, jax.local_device_count())
   _say_what_is_unlike(tapes, plan, config)
-  backend = ReplayBackend(run_spec, LearnerPrograms(run_spec))
+  backend = ReplayBackend(run_spec)
   with ProgressLine() as line:
     line.say('the first steps are made')
     tell = counter(line.say, 'inner steps')
@@ -87,6 +85,8 @@ def _become_like(
     os.environ |= environment.environment_like(machines[0])
     if machines[0].platform == 'cpu':
       jax.config.update('jax_platforms', 'cpu')
+      devices = max(m.fsdp * m.expert * m.tensor for m in machines)
+      jax.config.update('jax_num_cpu_devices', devices)
   if config.run.compilation_cache and workdir.compiled.is_dir():
     jax.config.update('jax_compilation_cache_dir', str(workdir.compiled))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
@@ -95,13 +95,16 @@ def _become_like(
 def _say_what_is_unlike(
   tapes: EventLogs, plan: ReplayPlan, config: run_config.RunConfig
 ):
-  here = environment.describe(config.mesh, os.environ)
   for path in tapes.torn:
     _say(f'{path}: the last line is torn, left out')
   unlike = {
     f'learner {learner}: {difference}'
     for (learner, _), script in plan.scripts.items()
-    for difference in environment.differences(here, script.begin.machine)
+    for there in [script.begin.machine]
+    for difference in environment.differences(
+      environment.describe(environment.config_like(config, there), os.environ),
+      there,
+    )
   }
   for words in sorted(unlike):
     _say(f'bytes may differ: {words}')

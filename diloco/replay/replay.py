@@ -22,8 +22,8 @@ from diloco.numerics.outer import FragmentState
 from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run import event_log, payload_parts
-from diloco.run.event_log import EventLogs, LoggedEvent
+from diloco.run import environment, event_log, payload_parts
+from diloco.run.event_log import EventLogs, LoggedEvent, Machine
 from diloco.run.spec import RunSpec
 from diloco.syncer.outer_state import OuterState, OuterStep
 
@@ -276,18 +276,22 @@ class _Processes:
       return
     lines = self._lines[donor]
     end = sum(line.event.step <= source.step for line in lines)
-    save = event_log.SaveLogged(source.process, source.step)
-    lines.insert(
-      end, LoggedEvent(lines[end - 1].number, lines[end - 1].time_s, save)
-    )
+    last = lines[end - 1]
+    tokens = 0  # Of that step; nothing is made of them here.
+    save = event_log.SaveLogged(source.process, source.step, tokens)
+    lines.insert(end, LoggedEvent(last.number, last.time_s, save))
 
   def _find_save(
     self, process: Process, source: event_log.Source
   ) -> tuple[Process, int] | None:
     """Returns where a process took its state from: a process and a line."""
     donor = _donor(process, source)
-    save = event_log.SaveLogged(source.process, source.step)
-    indices = [i for i, x in enumerate(self._lines[donor]) if x.event == save]
+    indices = [
+      i
+      for i, line in enumerate(self._lines[donor])
+      if isinstance(line.event, event_log.SaveLogged)
+      and line.event.step == source.step
+    ]
     # At τ = 0 fragments may be applied between a donation and a checkpoint of
     # one boundary: the checkpoint is the later one.
     return (donor, indices[-1]) if indices else None
@@ -343,35 +347,59 @@ def states_of(versions, crcs) -> list[Named]:
 
 
 class ReplayBackend:
-  """Creates learners' states, and acts as the syncer, on one device."""
+  """Creates learners' states, and acts as the syncer.
 
-  def __init__(self, run_spec: RunSpec, programs: LearnerPrograms):
+  Args:
+    programs: if given, those of all learners.
+  """
+
+  def __init__(
+    self, run_spec: RunSpec, programs: LearnerPrograms | None = None
+  ):
     self._run_spec = run_spec
     self._programs = programs
+    self._made: dict[tuple, tuple[RunSpec, LearnerPrograms]] = {}
     # The syncer is a process without other devices.
     self._cpu = jax.local_devices(backend='cpu')[0]
     with jax.default_device(self._cpu):
       self.model = OuterState(run_spec)
 
-  def from_seed(self, learner: int) -> 'ReplayState':
+  def from_seed(self, learner: int, machine: Machine) -> 'ReplayState':
     """Returns the state of a process that started from the seed alone."""
-    params, inner = self._programs.init(self._run_spec.initial_parameters())
-    bases = dict(enumerate(self._run_spec.initial_fragments()))
-    return self._state(learner, params, inner, bases)
+    run_spec, programs = self._of(machine)
+    params, inner = programs.init(run_spec.initial_parameters())
+    bases = dict(enumerate(run_spec.initial_fragments()))
+    return _state(run_spec, programs, learner, params, inner, bases)
+
+  def from_checkpoint(
+    self, learner: int, machine: Machine, saved: 'ReplayState'
+  ) -> 'ReplayState':
+    """Returns the state of a process with all that another one had saved.
+
+    The saved state is consumed.
+    """
+    run_spec, programs = self._of(machine)
+    arrays = _placed((saved.params, saved.inner), programs)
+    return _state(run_spec, programs, learner, *arrays, saved.own.bases)
 
   def from_peer(
-    self, learner: int, donor: 'ReplayState', thetas: Sequence[Arrays]
+    self,
+    learner: int,
+    machine: Machine,
+    donor: 'ReplayState',
+    thetas: Sequence[Arrays],
   ) -> 'ReplayState':
     """Returns the state of a process with a donor's inner state and Θ.
 
     The donor's state is consumed.
     """
+    run_spec, programs = self._of(machine)
     # All of θ consists of fragments: its earlier values do not matter.
-    params = donor.params
+    params, inner = _placed((donor.params, donor.inner), programs)
     for p, theta in enumerate(thetas):
-      placed = self._programs.put_fragment(p, theta)
-      params = self._programs.replace(p, params, placed)
-    return self._state(learner, params, donor.inner, dict(enumerate(thetas)))
+      params = programs.replace(p, params, programs.put_fragment(p, theta))
+    bases = dict(enumerate(thetas))
+    return _state(run_spec, programs, learner, params, inner, bases)
 
   def outer_step(
     self, merge: syncer_events.Merge, offered: Mapping[int, np.ndarray]
@@ -386,12 +414,37 @@ class ReplayBackend:
     with jax.default_device(self._cpu):
       return self.model.outer_step(merge.fragment, taken, weights)
 
-  def _state(self, learner: int, params, inner, bases) -> 'ReplayState':
-    blend = self._run_spec.config.protocol.blend
-    own = LocalDelta(self._programs, blend, bases, params)
-    return ReplayState(
-      self._run_spec, self._programs, learner, params, inner, own
-    )
+  def _of(self, machine: Machine) -> tuple[RunSpec, LearnerPrograms]:
+    """Returns what a learner on `machine` ran, compiled once."""
+    if self._programs is not None:
+      return self._run_spec, self._programs
+    config = environment.config_like(self._run_spec.config, machine)
+    key = config.data.batch, config.inner.accumulate, config.mesh
+    if key not in self._made:
+      run_spec = dataclasses.replace(self._run_spec, config=config)
+      devices = jax.local_devices()[: config.mesh.devices]
+      self._made[key] = run_spec, LearnerPrograms(run_spec, devices)
+    return self._made[key]
+
+
+def _placed(arrays, programs: LearnerPrograms):
+  """Returns (θ, inner state) where a learner's programs have them."""
+  likes = programs.params_like, programs.state_like
+  return jax.tree.map(
+    lambda x, like: jax.device_put(x, like.sharding), arrays, likes
+  )
+
+
+def _state(
+  run_spec: RunSpec,
+  programs: LearnerPrograms,
+  learner: int,
+  params,
+  inner,
+  bases,
+) -> 'ReplayState':
+  own = LocalDelta(programs, run_spec.config.protocol.blend, bases, params)
+  return ReplayState(run_spec, programs, learner, params, inner, own)
 
 
 @dataclasses.dataclass
@@ -759,17 +812,17 @@ class Replay:
 
   def _state(self, process: Process) -> ReplayState:
     """Returns the state that a process started from."""
-    source = self._plan.scripts[process].begin.source
-    learner = process[0]
+    begin = self._plan.scripts[process].begin
+    source, to = begin.source, (process[0], begin.machine)
     if source.kind == event_log.SEED.kind:
-      return self._backend.from_seed(learner)
+      return self._backend.from_seed(*to)
     donor, index = self._plan.sources[process]
     save = self._learner(donor).take_save(index)
     if source.kind == 'checkpoint':
-      return save
+      return self._backend.from_checkpoint(*to, save)
     names = states_of(source.versions, source.crcs)
     thetas = [self._theta(name) for name in names]
-    return self._backend.from_peer(learner, save, thetas)
+    return self._backend.from_peer(*to, save, thetas)
 
 
 def _words(name: Named) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import jax
 
-from diloco.config.sections import MeshConfig
+from diloco.config.run_config import RunConfig
 from diloco.run.event_log import Machine
 
 THREADS = 'NPROC'  # XLA's CPU client sizes its thread pools by it.
@@ -23,8 +23,9 @@ XLA_FLAGS = 'XLA_FLAGS'
 PROCESSOR = ('model name', 'cpu family', 'model', 'stepping', 'cache size')
 
 
-def describe(mesh: MeshConfig, environment: Mapping[str, str]) -> Machine:
+def describe(config: RunConfig, environment: Mapping[str, str]) -> Machine:
   """Describes this process; initialises its devices."""
+  mesh = config.mesh
   device = jax.local_devices()[0]
   threads = environment.get(THREADS, '')
   return Machine(
@@ -39,6 +40,8 @@ def describe(mesh: MeshConfig, environment: Mapping[str, str]) -> Machine:
     expert=mesh.expert,
     hosts=jax.process_count(),
     processor=_processor() if device.platform == 'cpu' else '',
+    batch=config.data.batch,
+    accumulate=config.inner.accumulate,
   )
 
 
@@ -64,6 +67,22 @@ def environment_like(machine: Machine) -> dict[str, str]:
   if machine.threads:
     variables[THREADS] = str(machine.threads)
   return variables
+
+
+def config_like(config: RunConfig, machine: Machine) -> RunConfig:
+  """Returns the run's configuration as a learner on `machine` had it."""
+  replace = dataclasses.replace
+  return replace(
+    config,
+    data=replace(config.data, batch=machine.batch or config.data.batch),
+    inner=replace(config.inner, accumulate=machine.accumulate),
+    mesh=replace(
+      config.mesh,
+      fsdp=machine.fsdp,
+      expert=machine.expert,
+      tensor=machine.tensor,
+    ),
+  )
 
 
 def differences(here: Machine, there: Machine) -> Iterator[str]:

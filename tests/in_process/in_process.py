@@ -79,7 +79,7 @@ class Living:
     self._tape = LearnerEventLog(
       workdir.learner_tape(learner),
       lambda: self.exchange.process,
-      describe(run_spec.config.mesh, {}),
+      describe(run_spec.config, {}),
     )
     self.training = TrainLoop(
       run_spec,

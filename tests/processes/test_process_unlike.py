@@ -14,7 +14,7 @@ import pytest
 from diloco.metrics import token_ledger
 from diloco.metrics.jsonl import read_jsonl
 from diloco.protocol.incarnation import process_of
-from tests.processes.processes import ENDLESS, SLOW, START_S, Processes
+from tests.processes.processes import ENDLESS, SLOW, START_S, Processes, Running
 
 pytestmark = pytest.mark.soak
 
@@ -29,6 +29,7 @@ class Unlike:
 
   processes: Processes
   fragments: int
+  replay: Running
 
   @property
   def begins(self) -> list[dict]:
@@ -73,8 +74,10 @@ def unlike(tmp_path_factory):
     for running in (first, syncer):
       running.send(signal.SIGTERM)
       processes.exit_code(running)
+    replay = processes.start_without_config('replay', 'diloco.replay')
+    processes.exit_code(replay)
     fragments = 1 + max(x['fragment'] for x in processes.tape('Publish'))
-    yield Unlike(processes, fragments)
+    yield Unlike(processes, fragments, replay)
 
 
 def _merged(processes: Processes, number: int) -> int:
@@ -148,3 +151,9 @@ def test_it_takes_the_moments_of_one_that_is_unlike(unlike):
   """After SIGKILL: those of a learner with another mesh and batch."""
   source = unlike.begins[2]['source']
   assert (source['kind'], source['learner']) == ('peer', 0)
+
+
+def test_the_replay_makes_the_same_bytes(unlike):
+  assert unlike.replay.exit_code == 0, unlike.replay.output
+  assert 'every round has the CRC of the run' in unlike.replay.output
+  assert 'bytes may differ' not in unlike.replay.output

@@ -159,6 +159,7 @@ def _cut(run: Run, folder, step: int, source) -> Workdir:
       'kind': 'Progress',
       'process': second,
       'step': 0,
+      'tokens': 0,
       'progress': _progress_after(lines, step),
     }
     return [*before, begin, progress, *after]

@@ -91,10 +91,12 @@ def workdir(tmp_path) -> Workdir:
   learners = {
     0: [
       taped.line(
-        101.2, event_log.BeginLogged(OTHER, 0, 0, 0, event_log.SEED, taped.MACHINE)
+        101.2,
+        event_log.BeginLogged(OTHER, 0, 0, 0, event_log.SEED, taped.MACHINE),
       ),
       taped.line(
-        102.9, event_log.SnapshotLogged(
+        102.9,
+        event_log.SnapshotLogged(
           1, 0, 0, 4, process=OTHER, tokens=40, handle=7
         ),
       ),
@@ -176,7 +178,7 @@ def test_a_malformed_line_is_named(workdir, change, message):
 def test_a_changed_digit_of_a_tape_is_noticed(tmp_path):
   path = tmp_path / 'tape.jsonl'
   lines = event_log.SealedLines(path)
-  lines.append(event_log.CeaseLogged(FIRST, step=1234))
+  lines.append(event_log.CeaseLogged(FIRST, step=1234, tokens=0))
   lines.close()
   [said] = read_jsonl(path)
   assert said['step'] == 1234

@@ -275,7 +275,7 @@ class _Process:
     tape = LearnerEventLog(
       workdir.learner_tape(learner),
       lambda: client.process,
-      describe(run_spec.config.mesh, os.environ),
+      describe(run_spec.config, os.environ),
     )
     train_loop = TrainLoop(
       run_spec,
