@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epochs: how often a run reads its text, the steps that suit, over-fitting."""
 
+from diloco.config import unlike
 from diloco.config.data_section import text_bytes
 from diloco.config.run_config import RunConfig
 from diloco.metrics import jsonl, names
@@ -28,8 +29,8 @@ def steps_for(config: RunConfig) -> int:
 
 
 def _tokens_per_step(config: RunConfig) -> int:
-  data = config.data
-  return config.protocol.learners * data.batch * data.seq_len
+  setups = unlike.setups(config, config.protocol.learners)
+  return sum(x.config.data.batch for x in setups) * config.data.seq_len
 
 
 def line(config: RunConfig) -> str | None:

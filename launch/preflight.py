@@ -14,7 +14,7 @@ import symtable
 import sys
 from collections.abc import Mapping, Sequence
 
-from diloco.config import data_section, flags, lab_section
+from diloco.config import data_section, flags, lab_section, unlike
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.transport import sockets
@@ -28,7 +28,8 @@ def check(config: RunConfig) -> None:
   Raises:
     ConfigError: it is not there, or can't be used.
   """
-  check_data(config)
+  for setup, *_ in unlike.kinds(config, config.protocol.learners):
+    check_data(setup.config)
   check_model(config)
   check_access(config)
   lab_section.plan(config.faults, config.protocol.learners)
@@ -130,8 +131,8 @@ def check_devices(
   here = chips.local_devices(environment, root)
   if here is not None and chips.has_plugin(here.platform):
     return
-  mesh = config.mesh
-  for role in learners:
+  setups = unlike.setups(config, len(learners))
+  for role, mesh in zip(learners, (x.config.mesh for x in setups)):
     xla_flags = dict(role.environment).get(
       XLA_FLAGS, environment.get(XLA_FLAGS, '')
     )

@@ -23,6 +23,7 @@ from diloco.transport.planes import PLANES
 ALL_LEARNERS = 0  # As protocol.quorum.
 
 TOTAL_STEPS = 'protocol.total_steps'
+UNLIKE = 'unlike_learners'
 
 # Bounds of a run's processes, derived from M, P, S and the ids.
 SESSIONS_MAX = 1024  # Of a syncer; each has two threads there.
@@ -40,10 +41,12 @@ PER_PROCESS_KEYS = frozenset(
   {
     'name',  # Compared by itself in the hello.
     'faults',
+    UNLIKE,
     'checkpoint',
     'mesh',
     'run',
     'lab',
+    'data.batch',
     'data.path',  # The text itself has its own fingerprint: all of these
     'data.mix',  # that decide about tokens are in it.
     'data.text_key',
@@ -68,6 +71,8 @@ class RunConfig:
   name: str = 'base'  # Of the run; learners of another run are refused.
   seed: int = 0  # Of the initial parameters and of the data order.
   faults: tuple[str, ...] = ()  # Such as 'kill learner 1 at 0.33' of the steps.
+  # Settings of single learners, such as '1: data.batch=2, mesh.fsdp=2; 3-4: …'.
+  unlike_learners: str = ''
   model: sections.ModelConfig
   data: DataConfig
   inner: sections.InnerConfig
@@ -133,10 +138,10 @@ def unfold(fields: Mapping) -> dict:
   """Returns what `dataclasses.asdict` gave, with the keys of a file of
   `experiments/`.
 
-  Keys of its sections that are newer than it have their defaults, with which a
-  run goes on as it began.
+  Keys that are newer than it have their defaults, with which a run goes on as
+  it began.
   """
-  unfolded = dict(fields)
+  unfolded = {UNLIKE: '', **fields}
   for section, cls in SECTIONS.items():
     if isinstance(recorded := fields.get(section), Mapping):
       unfolded[section] = sections.defaults(cls) | with_current_blend(recorded)

@@ -297,7 +297,7 @@ def _run(tmp_path, *flags):
   ('flags', 'line'),
   [
     (['--config.mesh.fsdp=2'], 'error: 2 learners of 2 devices (config.mesh)'),
-    ([], 'error: --chips_per_learner=2: config.mesh asks for 1; such as'),
+    ([], 'error: --chips_per_learner=2: config.mesh of learner 0 asks for 1'),
     (['--cpu_devices'], 'error: --chips_per_learner=2: --cpu_devices makes'),
     (['--device_root=/proc'], 'error: --chips_per_learner=2: no accelerator'),
   ],

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What differs between the learners of a run: config.unlike_learners.
+
+'1: data.batch=2, mesh.fsdp=2; 4-7: accelerator=v5p-8, mesh.fsdp=4' gives
+learner 1 a batch and a mesh of its own, and learners 4 to 7 other machines. All
+else is the run's. Launchers and the planner read it; a process gets what is its
+own by flags.
+
+Imports no jax.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from diloco.config import flags, run_config
+from diloco.config.run_config import UNLIKE, RunConfig
+from diloco.config.sections import ConfigError, nearest
+
+# Options of `launch.main` on a learner's machines, with their types.
+MACHINES = {
+  'hosts': int,
+  'accelerator': str,
+  'gpus_per_host': int,
+  'learner_cpus': int,
+  'learner_memory_gib': int,
+  'capacity': str,
+  'reservation': str,
+}
+# Keys of a run on how a learner makes its own step.
+KEYS = (
+  'data.batch',
+  'inner.accumulate',
+  'mesh.fsdp',
+  'mesh.expert',
+  'mesh.tensor',
+)
+TYPES = dict.fromkeys(KEYS, int) | MACHINES
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+  """How a learner is set up; equal for learners of one kind."""
+
+  config: RunConfig  # As its processes have it.
+  own: tuple[tuple[str, int | str], ...] = ()  # What is not the run's.
+
+  @property
+  def arguments(self) -> tuple[str, ...]:
+    """The flags that make the run's configuration the learner's."""
+    return tuple(flags.as_flags({k: v for k, v in self.own if k in KEYS}))
+
+  @property
+  def machines(self) -> dict[str, int | str]:
+    """Its own options, of `MACHINES`."""
+    return {k: v for k, v in self.own if k in MACHINES}
+
+
+def setups(config: RunConfig, learners: int) -> tuple[Setup, ...]:
+  """Returns the setup of each learner.
+
+  Args:
+    learners: so many, by their ids.
+
+  Raises:
+    ConfigError: lists keys that may not differ, ids that the run does not have,
+      and learners that can not be like that.
+  """
+  found, problems = {}, []
+  for entry in filter(str.strip, config.unlike_learners.split(';')):
+    match = re.fullmatch(r'((\d+)(?:-(\d+))?)\s*:(.+)', entry.strip())
+    if not match:
+      problems.append(f'{entry.strip()!r}: must be like 1: data.batch=2')
+      continue
+    first, last = int(match[2]), int(match[3] or match[2])
+    numbers, who = range(first, last + 1), f'learner {match[1]}'
+    if not numbers or last >= learners:
+      problems.append(f'{who}: the run has learners 0 to {learners - 1}')
+      continue
+    problems += [f'{who}: has two entries'] * any(i in found for i in numbers)
+    own, broken = _read(config, match[4])
+    found |= dict.fromkeys(numbers, own)
+    problems += [f'{who}: {each}' for each in broken]
+  if problems:
+    raise ConfigError([f'{UNLIKE}: {each}' for each in problems])
+  return tuple(found.get(i, Setup(config)) for i in range(learners))
+
+
+def _read(config: RunConfig, text: str) -> tuple[Setup, list[str]]:
+  """Returns the setup of 'key=value, …', and what is wrong with it."""
+  own, problems, fields = {}, [], run_config.unfold(dataclasses.asdict(config))
+  for word in (word.strip() for word in text.split(',')):
+    key, _, value = (part.strip() for part in word.partition('='))
+    if key not in TYPES:
+      known = ', '.join(TYPES)
+      problems.append(
+        f'{word}: is the same for all learners{nearest(key, TYPES)}; what may '
+        f'differ is {known}'
+      )
+    elif TYPES[key] is int and not value.isdecimal():
+      problems.append(f'{word}: must be a number')
+    else:
+      own[key] = TYPES[key](value)
+      section, _, name = key.partition('.')
+      if key in KEYS:
+        fields[section][name] = own[key]
+  try:
+    return Setup(run_config.build(fields), (*sorted(own.items()),)), problems
+  except ConfigError as error:
+    return Setup(config), [*problems, *error.problems]
+
+
+def kinds(
+  config: RunConfig, learners: int
+) -> Iterator[tuple[Setup, list[int], str]]:
+  """Yields each setup once, the ids of its learners, and these in words.
+
+  The arguments, and what is raised, are those of `setups`.
+  """
+  of = setups(config, learners)
+  for setup in dict.fromkeys(of):
+    ids = [i for i, each in enumerate(of) if each == setup]
+    words = ', '.join(map(str, ids))
+    yield setup, ids, f'learner{"s" if ids[1:] else ""} {words}'
