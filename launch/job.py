@@ -257,17 +257,19 @@ def launch(
     ConfigError: the run is impossible like that; lists all problems.
   """
   name = asked.run_name or config.name
-  problems = [*_problems(config, asked, name)]
-  learner_places = {}
-  for setup, ids, who in unlike.kinds(config, config.data.shards):
-    try:
-      place = _learner_place(setup, asked)
-    except ConfigError as error:
-      prefix = f'{who}: ' if setup.own else ''
-      problems += [f'{prefix}{each}' for each in error.problems]
-    else:
-      own = (*setup.arguments, f'--notice_s={asked.notice_s}')
-      learner_places |= dict.fromkeys(ids, (place, own))
+  problems, learner_places = [*_problems(config, asked, name)], {}
+
+  def placed(setup: Setup) -> tuple[Resources, tuple[str, ...]]:
+    own = (*setup.arguments, f'--notice_s={asked.notice_s}')
+    return _learner_place(setup, asked), own
+
+  try:
+    for ids, _, each in unlike.for_each_kind(
+      config, config.data.shards, placed
+    ):
+      learner_places |= dict.fromkeys(ids, each)
+  except ConfigError as error:
+    problems += error.problems
   if problems:
     raise ConfigError(problems)
   try:

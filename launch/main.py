@@ -124,8 +124,10 @@ def _wrong_for_target(config: RunConfig) -> Iterator[str]:
   backend, takers = BACKENDS[values.to], _takers()
   asked = {name: values[name].value for name in takers if values[name].present}
   asked_by = {'': {'accelerator': values.accelerator, **asked}}
-  for setup, _, who in unlike.kinds(config, config.data.shards):
-    asked_by[f'{who}: '] = setup.machines
+  for _, who, machines in unlike.for_each_kind(
+    config, config.data.shards, lambda setup: setup.machines
+  ):
+    asked_by[f'{who}: '] = machines
   for who, options in asked_by.items():
     for name in options:
       if values.to not in takers[name]:

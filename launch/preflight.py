@@ -28,8 +28,9 @@ def check(config: RunConfig) -> None:
   Raises:
     ConfigError: it is not there, or can't be used.
   """
-  for setup, *_ in unlike.kinds(config, config.protocol.learners):
-    check_data(setup.config)
+  unlike.for_each_kind(
+    config, config.protocol.learners, lambda setup: check_data(setup.config)
+  )
   check_model(config)
   check_access(config)
   lab_section.plan(config.faults, config.protocol.learners)

@@ -11,7 +11,8 @@ Imports no jax.
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import TypeVar
 
 from diloco.config import flags, run_config
 from diloco.config.run_config import UNLIKE, RunConfig
@@ -36,6 +37,7 @@ KEYS = (
   'mesh.tensor',
 )
 TYPES = dict.fromkeys(KEYS, int) | MACHINES
+T = TypeVar('T')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,15 +112,27 @@ def _read(config: RunConfig, text: str) -> tuple[Setup, list[str]]:
     return Setup(config), [*problems, *error.problems]
 
 
-def kinds(
-  config: RunConfig, learners: int
-) -> Iterator[tuple[Setup, list[int], str]]:
-  """Yields each setup once, the ids of its learners, and these in words.
+def for_each_kind(
+  config: RunConfig, learners: int, make: Callable[[Setup], T]
+) -> list[tuple[list[int], str, T]]:
+  """Returns for each kind its learners, these in words, and what is made of it.
 
-  The arguments, and what is raised, are those of `setups`.
+  Args:
+    learners: as of `setups`.
+    make: may raise ConfigError.
+
+  Raises:
+    ConfigError: as `setups`, or all that `make` refuses, and of whom.
   """
-  of = setups(config, learners)
-  for setup in dict.fromkeys(of):
-    ids = [i for i, each in enumerate(of) if each == setup]
-    words = ', '.join(map(str, ids))
-    yield setup, ids, f'learner{"s" if ids[1:] else ""} {words}'
+  every, made, problems = setups(config, learners), [], []
+  for setup in dict.fromkeys(every):
+    ids = [i for i, each in enumerate(every) if each == setup]
+    who = f'learner{"s" if ids[1:] else ""} {", ".join(map(str, ids))}'
+    try:
+      made.append((ids, who, make(setup)))
+    except ConfigError as error:
+      prefix = f'{who}: ' if setup.own else ''
+      problems += [f'{prefix}{each}' for each in error.problems]
+  if problems:
+    raise ConfigError(problems)
+  return made
