@@ -136,3 +136,11 @@ def for_each_kind(
   if problems:
     raise ConfigError(problems)
   return made
+
+
+def tokens_per_step(config: RunConfig) -> int:
+  """Returns the tokens of a step of all learners."""
+  batches = (
+    x.config.data.batch for x in setups(config, config.protocol.learners)
+  )
+  return sum(batches) * config.data.seq_len
