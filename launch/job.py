@@ -6,7 +6,6 @@ A field that `option` makes is a flag of `launch.main` by its own name.
 """
 
 import dataclasses
-import difflib
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
@@ -87,18 +86,10 @@ def accelerator(
         [f'--gpus_per_host={gpus_per_host}: a learner on GPUs needs one']
       )
     return Accelerator(GPU, hosts or 1, gpus_per_host)
-  chip = hardware.canonical(name)
-  if chip not in TPUS:
-    near = difflib.get_close_matches(chip, NAMES, 1)
-    hint = f'did you mean {near[0]}? ' if near else ''
-    raise ConfigError(
-      [f'--accelerator={name}: unknown; {hint}known are {", ".join(NAMES)}']
-    )
-  if hosts not in (0, TPUS[chip].hosts):
-    raise ConfigError(
-      [f'--hosts={hosts}: a slice {name} has {TPUS[chip].hosts}']
-    )
-  return TPUS[chip]
+  chosen = TPUS[hardware.topology(name, '--accelerator', (CPU, GPU)).name]
+  if hosts not in (0, chosen.hosts):
+    raise ConfigError([f'--hosts={hosts}: a slice {name} has {chosen.hosts}'])
+  return chosen
 
 
 @dataclasses.dataclass(frozen=True)

@@ -133,7 +133,8 @@ def check_devices(
   if here is not None and chips.has_plugin(here.platform):
     return
   setups = unlike.setups(config, len(learners))
-  for role, mesh in zip(learners, (x.config.mesh for x in setups)):
+  for i, (role, setup) in enumerate(zip(learners, setups, strict=True)):
+    mesh = setup.config.mesh
     xla_flags = dict(role.environment).get(
       XLA_FLAGS, environment.get(XLA_FLAGS, '')
     )
@@ -144,7 +145,7 @@ def check_devices(
       raise ConfigError(
         [
           f'mesh.fsdp={mesh.fsdp} * mesh.expert={mesh.expert} * '
-          f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: a learner '
+          f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: learner {i} '
           f'has {devices} here, of the CPU; --cpu_devices makes as many as '
           'the mesh has out of CPU cores'
         ]

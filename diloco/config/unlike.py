@@ -18,8 +18,14 @@ from diloco.config import flags, run_config
 from diloco.config.run_config import UNLIKE, RunConfig
 from diloco.config.sections import ConfigError, nearest
 
-# Options of `launch.main` on a learner's machines, with their types.
-MACHINES = {
+# Keys of a run on how a learner makes its step, and options of `launch.main` on
+# its machines; all with their types.
+TYPES = {
+  'data.batch': int,
+  'inner.accumulate': int,
+  'mesh.fsdp': int,
+  'mesh.expert': int,
+  'mesh.tensor': int,
   'hosts': int,
   'accelerator': str,
   'gpus_per_host': int,
@@ -28,15 +34,6 @@ MACHINES = {
   'capacity': str,
   'reservation': str,
 }
-# Keys of a run on how a learner makes its own step.
-KEYS = (
-  'data.batch',
-  'inner.accumulate',
-  'mesh.fsdp',
-  'mesh.expert',
-  'mesh.tensor',
-)
-TYPES = dict.fromkeys(KEYS, int) | MACHINES
 T = TypeVar('T')
 
 
@@ -50,12 +47,12 @@ class Setup:
   @property
   def arguments(self) -> tuple[str, ...]:
     """The flags that make the run's configuration the learner's."""
-    return tuple(flags.as_flags({k: v for k, v in self.own if k in KEYS}))
+    return tuple(flags.as_flags({k: v for k, v in self.own if '.' in k}))
 
   @property
   def machines(self) -> dict[str, int | str]:
-    """Its own options, of `MACHINES`."""
-    return {k: v for k, v in self.own if k in MACHINES}
+    """Its own options of a launch."""
+    return {k: v for k, v in self.own if '.' not in k}
 
 
 def setups(config: RunConfig, learners: int) -> tuple[Setup, ...]:
@@ -94,17 +91,16 @@ def _read(config: RunConfig, text: str) -> tuple[Setup, list[str]]:
   for word in (word.strip() for word in text.split(',')):
     key, _, value = (part.strip() for part in word.partition('='))
     if key not in TYPES:
-      known = ', '.join(TYPES)
       problems.append(
         f'{word}: is the same for all learners{nearest(key, TYPES)}; what may '
-        f'differ is {known}'
+        f'differ is {", ".join(TYPES)}'
       )
     elif TYPES[key] is int and not value.isdecimal():
       problems.append(f'{word}: must be a number')
     else:
       own[key] = TYPES[key](value)
-      section, _, name = key.partition('.')
-      if key in KEYS:
+      section, dot, name = key.partition('.')
+      if dot:
         fields[section][name] = own[key]
   try:
     return Setup(run_config.build(fields), (*sorted(own.items()),)), problems

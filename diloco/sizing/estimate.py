@@ -307,7 +307,7 @@ def slice_of(setup: Setup, topology: str | None) -> Topology:
       'no GPUs, and this plan is of a slice'
     )
   sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
-  hardware.check_fits(slice_, mesh.devices, sizes)
+  hardware.check_fits(slice_, mesh.devices, sizes, flag)
   return slice_
 
 
