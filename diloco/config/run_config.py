@@ -191,14 +191,12 @@ def check_learner(config: RunConfig, learner: int) -> None:
 
 def agreement(config: RunConfig) -> dict[str, str]:
   """Returns what learners and syncer must agree on, as JSON by key."""
-  flat = {}
-  for key, value in sections.flatten(dataclasses.asdict(config)).items():
-    if (
-      key not in PER_PROCESS_KEYS
-      and key.partition('.')[0] not in PER_PROCESS_KEYS
-    ):
-      flat[key] = json.dumps(value)
-  return flat
+  values = sections.flatten(dataclasses.asdict(config))
+  return {k: json.dumps(x) for k, x in values.items() if _is_agreed(k)}
+
+
+def _is_agreed(key: str) -> bool:
+  return PER_PROCESS_KEYS.isdisjoint((key, key.partition('.')[0]))
 
 
 def extended(
@@ -218,7 +216,7 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
   """Names what differs between two agreements; '' if nothing does.
 
   Keys of sections that are newer than one of them have their defaults in it, as
-  in `unfold`.
+  in `unfold`. One that an older agreement has, and no newer, says nothing.
   """
   newer = {
     f'{section}.{key}': json.dumps(value)
@@ -227,7 +225,7 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     if f'{section}.{key}' in mine.keys() ^ theirs.keys()
   }
   mine, theirs = newer | dict(mine), newer | dict(theirs)
-  keys = sorted(mine.keys() | theirs.keys())
+  keys = sorted(filter(_is_agreed, mine.keys() | theirs.keys()))
   return '; '.join(
     f'{key}: {mine.get(key, "absent")} here, {theirs.get(key, "absent")} there'
     for key in keys

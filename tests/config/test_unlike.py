@@ -74,6 +74,7 @@ def test_they_are_no_part_of_what_processes_agree_on():
   config.unlike_learners = '1: data.batch=6'
   config.data.batch = 8
   assert run_config.agreement(run_config.build(config)) == alike
+  assert not run_config.differences(alike, alike | {'data.batch': '4'})
 
 
 def test_a_run_that_is_older_has_learners_that_are_alike():
