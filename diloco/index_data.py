@@ -10,6 +10,7 @@ machines that share `data.index_path`, share the work. No device is used.
 """
 
 from diloco.config import flags
+from diloco.config.unlike import tokens_per_step
 from diloco.data import text_windows
 from diloco.data.documents import Mixture
 from diloco.metrics.run_progress import ProgressLine, counter
@@ -21,9 +22,8 @@ def main(config) -> int:
   """Indexes what is missing and prints; 78 where the data won't do."""
   with ProgressLine() as line, flags.refusing():
     text = load_text(config, line.stay, counter(line.say, 'documents'))
-  data, protocol = config.data, config.protocol
   print(f'{text.name}, fingerprint {text.fingerprint[:16]}')
-  taken = protocol.learners * protocol.total_steps * data.batch * data.seq_len
+  taken = config.protocol.total_steps * tokens_per_step(config)
   for part, tokens, takes in (
     ('train', text.train, taken),
     ('held out', text.heldout, None),

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from absl import flags
 
 from diloco.config import flags as config_flags
+from diloco.config import unlike
 from diloco.config.sections import ConfigError
 from diloco.data.sources import IN_MEMORY
 from diloco.metrics.run_progress import ProgressLine
@@ -126,9 +127,6 @@ def _of_config(rest) -> int:
     for name in (*NEEDED, *OTHERS, ON, STEP_TOKENS)
     if flags.FLAGS[name].present
   ]
-  topology = _TOPOLOGY.value
-  if topology is None:
-    problems.append('--topology: is missing, such as --topology=v5p-256')
   if problems:
     raise ConfigError(problems)
   config = flags.FLAGS[config_flags.CONFIG].value
@@ -140,22 +138,34 @@ def _of_config(rest) -> int:
   # Not at the top: the other mode needs no jax.
   from diloco.sizing import estimate
 
-  with ProgressLine() as line:
-    # The compiler does not say how far it is.
-    line.say(f'compiles a learner for {topology}: minutes for a large one')
-    try:
-      needs = estimate.of_config(config, topology, compiler)
-    except estimate.NoCompiler as error:
-      raise ConfigError([f'--compiler={compiler}: {error}']) from None
-    except estimate.DoesNotFit as error:
-      line.stay(
-        f'error: it does not fit: {error}; more chips, a larger '
-        "inner.accumulate or model.remat='full' take less of each"
-      )
-      return 1
-  for line in estimate.lines(needs):
-    print(line)
-  return 0 if needs.fits else 1
+  kinds = unlike.for_each_kind(
+    config,
+    config.protocol.learners,
+    lambda setup: (setup.config, estimate.slice_of(setup, _TOPOLOGY.value)),
+  )
+  chips_max, fit = max(slice_.chips for *_, (_, slice_) in kinds), True
+  for i, (_, who, (own, slice_)) in enumerate(kinds):
+    with ProgressLine() as line:
+      # The compiler does not say how far it is.
+      line.say(f'compiles a learner for {slice_.name}: minutes for a large one')
+      try:
+        needs = estimate.of_config(own, slice_, compiler, chips_max)
+      except estimate.NoCompiler as error:
+        raise ConfigError([f'--compiler={compiler}: {error}']) from None
+      except estimate.DoesNotFit as error:
+        whose = f'{who}: ' if kinds[1:] else ''
+        line.stay(
+          f'error: {whose}it does not fit: {error}; more chips, a larger '
+          "inner.accumulate or model.remat='full' take less of each"
+        )
+        fit = False
+        continue
+    if kinds[1:]:
+      print(f'\n{who}' if i else who)
+    for line in estimate.lines(needs, with_syncer=not i):
+      print(line)
+    fit = fit and needs.fits
+  return 0 if fit else 1
 
 
 def _situation(rest) -> Situation:

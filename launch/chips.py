@@ -11,7 +11,7 @@ import pathlib
 import re
 from collections.abc import Mapping, Sequence
 
-from diloco.config import hardware
+from diloco.config import hardware, unlike
 from diloco.config.hardware import CPU, PLATFORMS, V5E, V5P, V6E, Chip
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
@@ -215,6 +215,12 @@ def _read(path: pathlib.Path) -> str:
     return ''
 
 
+def _shares(config: RunConfig) -> list[int]:
+  """Returns the devices of each learner."""
+  setups = unlike.setups(config, config.protocol.learners)
+  return [each.config.mesh.devices for each in setups]
+
+
 def to_be_dealt(
   config: RunConfig,
   asked: int | None,
@@ -237,7 +243,7 @@ def to_be_dealt(
     learners = config.protocol.learners
     if devices is None or learners == 1 or not has_plugin(devices.platform):
       return None
-    too_few = config.mesh.devices * learners > len(devices.ids)
+    too_few = sum(_shares(config)) > len(devices.ids)
     shares = any(name in environment for name in SHARING)
     return None if too_few and shares and devices.platform != TPU else devices
   if asked and devices is None:
@@ -249,13 +255,14 @@ def to_be_dealt(
         f'hides it; looked for {nodes}'
       ]
     )
-  if asked and asked != config.mesh.devices:
-    raise ConfigError(
-      [
-        f'--chips_per_learner={asked}: config.mesh asks for '
-        f'{config.mesh.devices}; such as --config.mesh.fsdp={asked}'
-      ]
-    )
+  for learner, share in enumerate(_shares(config) if asked else ()):
+    if asked != share:
+      raise ConfigError(
+        [
+          f'--chips_per_learner={asked}: config.mesh of learner {learner} asks '
+          f'for {share}; such as --config.mesh.fsdp={asked}'
+        ]
+      )
   return devices
 
 
@@ -265,7 +272,7 @@ def dealt(
   devices: LocalDevices,
   environment: Mapping[str, str],
 ) -> Program:
-  """Gives each learner as many accelerators as `config.mesh` has, in order.
+  """Gives each learner as many accelerators as its mesh has, in order.
 
   All other processes take the CPU, but for the last evaluation, which has
   those of learner 0: they are free by then. The same run is dealt the same
@@ -277,14 +284,15 @@ def dealt(
   Raises:
     ConfigError: there are too few, or no process can have so many of them.
   """
-  share = config.mesh.devices
-  learners = {learner_name(i) for i in range(config.protocol.learners)}
-  if share * len(learners) > len(devices.ids):
-    raise ConfigError([_too_few(share, len(learners), devices)])
-  left = list(devices.ids)
-  roles = []
+  shares = _shares(config)
+  if sum(shares) > len(devices.ids):
+    raise ConfigError([_too_few(shares, devices)])
+  left, ids, roles = devices.ids, {}, []
+  # The largest first: what lies together stays together.
+  for i, share in sorted(enumerate(shares), key=lambda each: -each[1]):
+    ids[learner_name(i)], left = left[:share], left[share:]
   for role in whole.roles:
-    if role.name not in learners:
+    if role.name not in ids:
       cpu = (*role.environment, (PLATFORMS, CPU))
       roles.append(dataclasses.replace(role, environment=cpu))
       continue
@@ -295,11 +303,13 @@ def dealt(
           'one machine a learner is one process; give 1'
         ]
       )
-    own = []
-    for _ in range(role.hosts):
-      ids, left = left[: share // role.hosts], left[share // role.hosts :]
-      own.append(devices.variables(ids, environment))
-    roles.append(dataclasses.replace(role, own_environments=tuple(own)))
+    mine = ids[role.name]
+    each = len(mine) // role.hosts
+    own = tuple(
+      devices.variables(mine[i : i + each], environment)
+      for i in range(0, len(mine), each)
+    )
+    roles.append(dataclasses.replace(role, own_environments=own))
   (first,) = (role for role in roles if role.name == learner_name(0))
   evaluate = dataclasses.replace(
     whole.evaluate, own_environments=first.own_environments[:1]
@@ -307,11 +317,12 @@ def dealt(
   return dataclasses.replace(whole, roles=tuple(roles), evaluate=evaluate)
 
 
-def _too_few(share: int, learners: int, devices: LocalDevices) -> str:
-  has = len(devices.ids)
+def _too_few(shares: Sequence[int], devices: LocalDevices) -> str:
+  has, learners = len(devices.ids), len(shares)
+  sizes = ' + '.join(map(str, shares)) if len({*shares}) > 1 else shares[0]
   text = (
-    f'{learners} learners of {share} devices (config.mesh) need '
-    f'{learners * share}, and this machine has {has} '
+    f'{learners} learners of {sizes} devices (config.mesh) need '
+    f'{sum(shares)}, and this machine has {has} '
     f'({devices.platform.visible}={",".join(devices.ids)}); give fewer '
     f'learners, or {PLATFORMS}={CPU} for the CPU'
   )

@@ -3,6 +3,7 @@
 
 from diloco.config.data_section import text_bytes
 from diloco.config.run_config import RunConfig
+from diloco.config.unlike import tokens_per_step
 from diloco.metrics import jsonl, names
 from diloco.metrics.workdir import EVALUATOR, Workdir
 
@@ -22,14 +23,9 @@ def steps_for(config: RunConfig) -> int:
   protocol, sizes = config.protocol, text_bytes(config.data)
   if sizes is None:
     return protocol.total_steps
-  fitting = EPOCHS_MAX * sizes[0] // _tokens_per_step(config)
+  fitting = EPOCHS_MAX * sizes[0] // tokens_per_step(config)
   least = min(protocol.sync_every_steps, protocol.total_steps)
   return min(max(fitting, least), protocol.total_steps)
-
-
-def _tokens_per_step(config: RunConfig) -> int:
-  data = config.data
-  return config.protocol.learners * data.batch * data.seq_len
 
 
 def line(config: RunConfig) -> str | None:
@@ -38,7 +34,7 @@ def line(config: RunConfig) -> str | None:
   if sizes is None:
     return None
   trained, steps = sizes[0], config.protocol.total_steps
-  epochs = steps * _tokens_per_step(config) / trained
+  epochs = steps * tokens_per_step(config) / trained
   text = f'{steps} steps read the {trained:,} bytes of text {epochs:.1f} times'
   if epochs > EPOCHS_MAX:
     text += (

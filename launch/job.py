@@ -6,16 +6,16 @@ A field that `option` makes is a flag of `launch.main` by its own name.
 """
 
 import dataclasses
-import difflib
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from diloco.config import hardware
+from diloco.config import hardware, unlike
 from diloco.config.hardware import TOPOLOGIES, Topology
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
+from diloco.config.unlike import Setup
 from diloco.metrics.workdir import Workdir
 from diloco.sizing import memory
 from diloco.transport import planes
@@ -86,18 +86,10 @@ def accelerator(
         [f'--gpus_per_host={gpus_per_host}: a learner on GPUs needs one']
       )
     return Accelerator(GPU, hosts or 1, gpus_per_host)
-  chip = hardware.canonical(name)
-  if chip not in TPUS:
-    near = difflib.get_close_matches(chip, NAMES, 1)
-    hint = f'did you mean {near[0]}? ' if near else ''
-    raise ConfigError(
-      [f'--accelerator={name}: unknown; {hint}known are {", ".join(NAMES)}']
-    )
-  if hosts not in (0, TPUS[chip].hosts):
-    raise ConfigError(
-      [f'--hosts={hosts}: a slice {name} has {TPUS[chip].hosts}']
-    )
-  return TPUS[chip]
+  chosen = TPUS[hardware.topology(name, '--accelerator', (CPU, GPU)).name]
+  if hosts not in (0, chosen.hosts):
+    raise ConfigError([f'--hosts={hosts}: a slice {name} has {chosen.hosts}'])
+  return chosen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,8 +248,20 @@ def launch(
     ConfigError: the run is impossible like that; lists all problems.
   """
   name = asked.run_name or config.name
-  chosen = accelerator(asked.accelerator, asked.gpus_per_host, asked.hosts)
-  if problems := [*_problems(config, asked, name, chosen)]:
+  problems, learner_places = [*_problems(config, asked, name)], {}
+
+  def placed(setup: Setup) -> tuple[Resources, tuple[str, ...]]:
+    own = (*setup.arguments, f'--notice_s={asked.notice_s}')
+    return _learner_place(setup, asked), own
+
+  try:
+    for ids, _, each in unlike.for_each_kind(
+      config, config.data.shards, placed
+    ):
+      learner_places |= dict.fromkeys(ids, each)
+  except ConfigError as error:
+    problems += error.problems
+  if problems:
     raise ConfigError(problems)
   try:
     planned = memory.of_config(config)
@@ -273,19 +277,10 @@ def launch(
     asked.syncer_memory_gib or memory_gib,
     disk_gib=asked.storage_gib or disk_gib,
   )
-  learner_place = Resources(
-    chosen,
-    asked.learner_cpus,
-    asked.learner_memory_gib,
-    asked.capacity,
-    asked.reservation,
-  )
   by_kind = {kind: [] for kind in program.KINDS}
   shared = (*config_arguments, f'--workdir={asked.workdir}')
   for role in program.tasks(config, shared, access, log, config.data.shards):
-    place, own = syncer_place, ()
-    if role.kind == LEARNER:
-      place, own = learner_place, (f'--notice_s={asked.notice_s}',)
+    place, own = learner_places.get(role.learner, (syncer_place, ()))
     arguments = (*role.arguments, *own)
     by_kind[role.kind].append(
       dataclasses.replace(role, arguments=arguments, resources=place)
@@ -326,9 +321,32 @@ def only(whole: JobSpec, learner: int) -> Task:
   return whole.learners[learner]
 
 
-def _problems(
-  config: RunConfig, asked: JobOptions, name: str, chosen: Accelerator
-) -> Iterator[str]:
+def _learner_place(setup: Setup, asked: JobOptions) -> Resources:
+  """Returns the machines of one kind of learner.
+
+  Raises:
+    ConfigError: they are impossible, or do not suit its mesh.
+  """
+  own = setup.machines
+  # Other machines have their own number of hosts, and their own reservation.
+  if 'accelerator' in own:
+    own = {'hosts': 0, 'gpus_per_host': 0} | own
+  if 'capacity' in own:
+    own = {'reservation': ''} | own
+  asked = dataclasses.replace(asked, **own)
+  chosen = accelerator(asked.accelerator, asked.gpus_per_host, asked.hosts)
+  if problems := [*_place_problems(setup.config, asked, chosen)]:
+    raise ConfigError(problems)
+  return Resources(
+    chosen,
+    asked.learner_cpus,
+    asked.learner_memory_gib,
+    asked.capacity,
+    asked.reservation,
+  )
+
+
+def _problems(config: RunConfig, asked: JobOptions, name: str) -> Iterator[str]:
   """Yields why a launch is impossible as it is asked for."""
   if not _NAME.fullmatch(name) or len(name) > NAME_CHARACTERS_MAX:
     yield (
@@ -340,7 +358,7 @@ def _problems(
   if not 0 < asked.port < 65536:
     yield f'--port={asked.port}: must be in 1 … 65535'
   sizes = 'syncer_cpus', 'syncer_memory_gib', 'storage_gib'
-  for field in ('restarts_max', 'hosts', *sizes):
+  for field in ('restarts_max', *sizes):
     if getattr(asked, field) < 0:
       yield f'--{field}={getattr(asked, field)}: must not be negative'
   at_first, ids = asked.learners_at_first, config.data.shards
@@ -358,6 +376,18 @@ def _problems(
       f'--metrics_port={asked.metrics_port}: each role has a port of its own '
       f'from there on; must be in 0 … {largest}'
     )
+  if not asked.insecure:
+    yield from _open_doors(config, asked)
+
+
+def _place_problems(
+  config: RunConfig, asked: JobOptions, chosen: Accelerator
+) -> Iterator[str]:
+  """Yields why the machines of a learner can not be."""
+  if asked.hosts < 0:
+    yield f'--hosts={asked.hosts}: must not be negative'
+  if asked.capacity not in CAPACITIES:
+    yield f'--capacity={asked.capacity}: must be one of {", ".join(CAPACITIES)}'
   if (asked.capacity == RESERVATION) != bool(asked.reservation):
     yield (
       f'--capacity={asked.capacity}, --reservation={asked.reservation}: a '
@@ -371,13 +401,24 @@ def _problems(
       f'and config.mesh asks for {config.mesh.devices}; such as '
       f'--config.mesh.fsdp={devices}'
     )
-  if not asked.insecure:
-    yield from _open_doors(config, asked, chosen)
+  several = (
+    f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner'
+  )
+  if asked.insecure or chosen.hosts == 1:
+    return
+  if not asked.has_token:
+    yield (
+      f'{several} know each other by the token; give --token_file, or on a '
+      'private network --insecure'
+    )
+  if not asked.transfer_fenced:
+    yield (
+      f'{several} are joined by jax.distributed, which accepts every '
+      'connection to its ports; give --transfer_fenced behind a firewall'
+    )
 
 
-def _open_doors(
-  config: RunConfig, asked: JobOptions, chosen: Accelerator
-) -> Iterator[str]:
+def _open_doors(config: RunConfig, asked: JobOptions) -> Iterator[str]:
   """Yields what the processes would refuse later on their own machines."""
   if not asked.knows_peers:
     yield (
@@ -391,17 +432,4 @@ def _open_doors(
       f'config.transport.data_plane={plane}: accepts every connection to its '
       'ports; give --transfer_fenced behind a firewall, or '
       f'--config.transport.data_plane={" or ".join(planes.GUARDED)}'
-    )
-  several = (
-    f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner'
-  )
-  if chosen.hosts > 1 and not asked.has_token:
-    yield (
-      f'{several} know each other by the token; give --token_file, or on a '
-      'private network --insecure'
-    )
-  if chosen.hosts > 1 and not asked.transfer_fenced:
-    yield (
-      f'{several} are joined by jax.distributed, which accepts every '
-      'connection to its ports; give --transfer_fenced behind a firewall'
     )

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from absl import flags as absl_flags
 
-from diloco.config import flags
+from diloco.config import flags, unlike
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from launch import job
@@ -91,7 +91,7 @@ def read_launch(config: RunConfig) -> JobSpec:
     ConfigError: it can not be.
   """
   values = absl_flags.FLAGS
-  if problems := [*_wrong_for_target(), *_wrong_files(values)]:
+  if problems := [*_wrong_for_target(config), *_wrong_files(values)]:
     raise ConfigError(problems)
   path = pathlib.Path(flags.config_file())
   arguments = flags.arguments()
@@ -118,21 +118,29 @@ def read_launch(config: RunConfig) -> JobSpec:
   )
 
 
-def _wrong_for_target() -> Iterator[str]:
+def _wrong_for_target(config: RunConfig) -> Iterator[str]:
   """Flags that are missing, or that the back end would ignore."""
   values = absl_flags.FLAGS
-  for name, targets in _takers().items():
-    if values[name].present and values.to not in targets:
-      yield f'--{name}: is for --to={" and --to=".join(targets)} only'
-  backend = BACKENDS[values.to]
+  backend, takers = BACKENDS[values.to], _takers()
+  asked = {name: values[name].value for name in takers if values[name].present}
+  asked_by = {'': {'accelerator': values.accelerator, **asked}}
+  for _, who, machines in unlike.for_each_kind(
+    config, config.data.shards, lambda setup: setup.machines
+  ):
+    asked_by[f'{who}: '] = machines
+  for who, options in asked_by.items():
+    for name in options:
+      if values.to not in takers[name]:
+        where = ' and --to='.join(takers[name])
+        yield f'{who}--{name}: is for --to={where} only'
+    is_tpu = (chosen := options.get('accelerator', CPU)) not in (CPU, GPU)
+    if 'accelerator' in options and backend.TPUS not in (None, is_tpu):
+      known = 'TPUs, such as v5litepod-8' if backend.TPUS else 'cpu and gpu'
+      yield f'{who}--accelerator={chosen}: --to={values.to} takes {known}'
   image = ['image'] if values.to in IN_CONTAINERS else []
   for name in ('workdir', *image, *backend.NEEDS):
     if not getattr(values, name):
       yield f'--{name}: is missing, --to={values.to} needs it'
-  is_tpu = values.accelerator not in (CPU, GPU)
-  if backend.TPUS is not None and is_tpu != backend.TPUS:
-    known = 'TPUs, such as v5litepod-8' if backend.TPUS else 'cpu and gpu'
-    yield f'--accelerator={values.accelerator}: --to={values.to} takes {known}'
 
 
 def _files() -> list[tuple[str, pathlib.PurePath]]:

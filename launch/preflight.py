@@ -14,7 +14,7 @@ import symtable
 import sys
 from collections.abc import Mapping, Sequence
 
-from diloco.config import data_section, flags, lab_section
+from diloco.config import data_section, flags, lab_section, unlike
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.transport import sockets
@@ -28,7 +28,9 @@ def check(config: RunConfig) -> None:
   Raises:
     ConfigError: it is not there, or can't be used.
   """
-  check_data(config)
+  unlike.for_each_kind(
+    config, config.protocol.learners, lambda setup: check_data(setup.config)
+  )
   check_model(config)
   check_access(config)
   lab_section.plan(config.faults, config.protocol.learners)
@@ -130,8 +132,9 @@ def check_devices(
   here = chips.local_devices(environment, root)
   if here is not None and chips.has_plugin(here.platform):
     return
-  mesh = config.mesh
-  for role in learners:
+  setups = unlike.setups(config, len(learners))
+  for i, (role, setup) in enumerate(zip(learners, setups, strict=True)):
+    mesh = setup.config.mesh
     xla_flags = dict(role.environment).get(
       XLA_FLAGS, environment.get(XLA_FLAGS, '')
     )
@@ -142,7 +145,7 @@ def check_devices(
       raise ConfigError(
         [
           f'mesh.fsdp={mesh.fsdp} * mesh.expert={mesh.expert} * '
-          f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: a learner '
+          f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: learner {i} '
           f'has {devices} here, of the CPU; --cpu_devices makes as many as '
           'the mesh has out of CPU cores'
         ]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from diloco.config import run_config, unlike
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name, shard_name
@@ -140,6 +141,7 @@ class Processes:
 
   hosts: int = 1
   environment: tuple[tuple[str, str], ...] = ()  # Added to each one's.
+  arguments: tuple[str, ...] = ()  # Likewise, where it is unlike others.
 
 
 def on_this_machine(
@@ -149,14 +151,16 @@ def on_this_machine(
 
   Args:
     config: the run; each learner has the devices of its mesh.
-    asked: '2', for all learners, or '2,1', one number for each.
+    asked: '2', for all learners, or '2,1', one number for each, unless
+      config.unlike_learners says it.
     cpu_devices: whether these devices are to be made out of CPU cores.
     xla_flags: what XLA_FLAGS holds already; the last of equal flags counts.
 
   Raises:
-    ConfigError: no such numbers, or devices that they do not share evenly.
+    ConfigError: no such numbers, devices that they do not share evenly, or
+      other machines.
   """
-  devices, learners = config.mesh.devices, config.protocol.learners
+  learners = config.protocol.learners
   words = asked.split(',')
   if not all(word.isdecimal() and int(word) for word in words):
     raise ConfigError(
@@ -173,7 +177,16 @@ def on_this_machine(
       ]
     )
   result = []
-  for learner, hosts in enumerate(numbers):
+  for learner, setup in enumerate(unlike.setups(config, learners)):
+    own, devices = setup.machines, setup.config.mesh.devices
+    hosts = own.pop('hosts', 0) or numbers[learner]
+    if own:
+      raise ConfigError(
+        [
+          f'{run_config.UNLIKE}: learner {learner}: {next(iter(own))}: is for '
+          '`diloco launch`; here all learners are on one machine'
+        ]
+      )
     if devices % hosts:
       raise ConfigError(
         [
@@ -182,7 +195,8 @@ def on_this_machine(
         ]
       )
     forced = f'{xla_flags} {FORCED}={devices // hosts}'.strip()
-    result.append(Processes(hosts, ((XLA_FLAGS, forced),) * cpu_devices))
+    environment = ((XLA_FLAGS, forced),) * cpu_devices
+    result.append(Processes(hosts, environment, setup.arguments))
   return tuple(result)
 
 
@@ -272,7 +286,7 @@ def program(
       task.name,
       (
         *(sys.executable, '-m', kind.module),
-        *(*task.arguments, *address_of_peer),
+        *(*task.arguments, *process.arguments, *address_of_peer),
       ),
       ends_run=kind.ends_run,
       optional=kind.optional or is_newcomer,

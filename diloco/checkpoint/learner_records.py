@@ -101,11 +101,12 @@ class LearnerRecords(Checkpoints):
     if None not in steps and int(steps[0]) > int(steps[1]):
       theirs[TOTAL_STEPS] = steps[0]
     # A key that is newer than the checkpoint is not in it; the syncer, whose
-    # ledger lacks it, too, admits only the key's default then.
+    # ledger lacks it, too, admits only the key's default then. Nor is one here
+    # that learners may have for themselves since.
     differing = [
-      f'{key}: {self._identity.get(key, "absent")} here, {value} there'
+      f'{key}: {self._identity[key]} here, {value} there'
       for key, value in sorted(theirs.items())
-      if self._identity.get(key) != value
+      if self._identity.get(key, value) != value
     ]
     if differing:
       raise BrokenRecord(

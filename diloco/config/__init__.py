@@ -5,6 +5,7 @@ Start with `run_config`: `build` turns what a file of `experiments/` returns
 into one `RunConfig`, or raises `ConfigError` with everything that is wrong.
 
   run_config    a run: its sections, and the rules between them
+  unlike        what differs between the learners of a run
   sections      sections `model` to `transport`: keys, types, rules of each,
                 how they are read, and which valid key is nearest
   data_section  section `data`: sources, tokenizers, mixes

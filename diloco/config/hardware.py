@@ -11,7 +11,7 @@ Imports no jax: launchers and plans read it on machines without devices.
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from diloco.config.sections import ConfigError
 
@@ -94,21 +94,26 @@ def canonical(name: str) -> str:
   return f'v5litepod{dash}{number}' if family == V5E.name else name
 
 
-def topology(name: str, flag: str = '--topology') -> Topology:
+def topology(
+  name: str, flag: str = '--topology', others: Sequence[str] = ()
+) -> Topology:
   """The slice of that name; 'v5e-N' is 'v5litepod-N'.
 
   Args:
     flag: names it in an error.
+    others: accelerators that the flag takes, too.
 
   Raises:
     ConfigError: there is none.
   """
   found = canonical(name)
   if found not in TOPOLOGIES:
-    near = difflib.get_close_matches(found, TOPOLOGIES, 1)
+    known = (*others, *TOPOLOGIES)
+    near = difflib.get_close_matches(found, known, 1)
     hint = f'did you mean {near[0]}? ' if near else ''
-    known = ', '.join(TOPOLOGIES)
-    raise ConfigError(f'{flag}={name}: unknown; {hint}known are {known}')
+    raise ConfigError(
+      f'{flag}={name}: unknown; {hint}known are {", ".join(known)}'
+    )
   return TOPOLOGIES[found]
 
 
@@ -117,7 +122,9 @@ def chip_of(device_kind: str) -> Chip | None:
   return next((c for c in CHIPS if device_kind in c.device_kinds), None)
 
 
-def check_fits(chosen: Topology, devices: int, mesh: str) -> None:
+def check_fits(
+  chosen: Topology, devices: int, mesh: str, flag: str = '--topology'
+) -> None:
   """Refuses a mesh that does not take every chip of a slice.
 
   Args:
@@ -131,7 +138,7 @@ def check_fits(chosen: Topology, devices: int, mesh: str) -> None:
   fitting = [each.name for each in _SLICES if each.chips == devices]
   would = f'it fits {", ".join(fitting)}' if fitting else 'it fits no slice'
   raise ConfigError(
-    f'--topology={chosen.name}: has {chosen.chips} chips, the mesh {mesh} '
+    f'{flag}={chosen.name}: has {chosen.chips} chips, the mesh {mesh} '
     f'takes {devices}: {would}; or make the product of the mesh '
     f'{chosen.chips}'
   )

@@ -23,6 +23,7 @@ from diloco.transport.planes import PLANES
 ALL_LEARNERS = 0  # As protocol.quorum.
 
 TOTAL_STEPS = 'protocol.total_steps'
+UNLIKE = 'unlike_learners'
 
 # Bounds of a run's processes, derived from M, P, S and the ids.
 SESSIONS_MAX = 1024  # Of a syncer; each has two threads there.
@@ -40,10 +41,12 @@ PER_PROCESS_KEYS = frozenset(
   {
     'name',  # Compared by itself in the hello.
     'faults',
+    UNLIKE,
     'checkpoint',
     'mesh',
     'run',
     'lab',
+    'data.batch',
     'data.path',  # The text itself has its own fingerprint: all of these
     'data.mix',  # that decide about tokens are in it.
     'data.text_key',
@@ -69,6 +72,8 @@ class RunConfig:
   name: str = 'base'  # Of the run; learners of another run are refused.
   seed: int = 0  # Of the initial parameters and of the data order.
   faults: tuple[str, ...] = ()  # Such as 'kill learner 1 at 0.33' of the steps.
+  # Settings of single learners, such as '1: data.batch=2, mesh.fsdp=2; 3-4: …'.
+  unlike_learners: str = ''
   model: sections.ModelConfig
   data: DataConfig
   inner: sections.InnerConfig
@@ -134,10 +139,10 @@ def unfold(fields: Mapping) -> dict:
   """Returns what `dataclasses.asdict` gave, with the keys of a file of
   `experiments/`.
 
-  Keys of its sections that are newer than it have their defaults, with which a
-  run goes on as it began.
+  Keys that are newer than it have their defaults, with which a run goes on as
+  it began.
   """
-  unfolded = dict(fields)
+  unfolded = {UNLIKE: '', **fields}
   for section, cls in SECTIONS.items():
     if isinstance(recorded := fields.get(section), Mapping):
       unfolded[section] = sections.defaults(cls) | with_current_blend(recorded)
@@ -187,14 +192,12 @@ def check_learner(config: RunConfig, learner: int) -> None:
 
 def agreement(config: RunConfig) -> dict[str, str]:
   """Returns what learners and syncer must agree on, as JSON by key."""
-  flat = {}
-  for key, value in sections.flatten(dataclasses.asdict(config)).items():
-    if (
-      key not in PER_PROCESS_KEYS
-      and key.partition('.')[0] not in PER_PROCESS_KEYS
-    ):
-      flat[key] = json.dumps(value)
-  return flat
+  values = sections.flatten(dataclasses.asdict(config))
+  return {k: json.dumps(x) for k, x in values.items() if _is_agreed(k)}
+
+
+def _is_agreed(key: str) -> bool:
+  return PER_PROCESS_KEYS.isdisjoint((key, key.partition('.')[0]))
 
 
 def extended(
@@ -214,7 +217,7 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
   """Names what differs between two agreements; '' if nothing does.
 
   Keys of sections that are newer than one of them have their defaults in it, as
-  in `unfold`.
+  in `unfold`. One that an older agreement has, and no newer, says nothing.
   """
   newer = {
     f'{section}.{key}': json.dumps(value)
@@ -223,7 +226,7 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     if f'{section}.{key}' in mine.keys() ^ theirs.keys()
   }
   mine, theirs = newer | dict(mine), newer | dict(theirs)
-  keys = sorted(mine.keys() | theirs.keys())
+  keys = sorted(filter(_is_agreed, mine.keys() | theirs.keys()))
   return '; '.join(
     f'{key}: {mine.get(key, "absent")} here, {theirs.get(key, "absent")} there'
     for key in keys

@@ -12,7 +12,7 @@ import numpy as np
 
 from diloco.checkpoint.parameters import write_parameters
 from diloco.config.lab_section import SYSTEMS
-from diloco.config.run_config import RunConfig
+from diloco.config.run_config import UNLIKE, RunConfig
 from diloco.config.sections import ConfigError
 from diloco.lab import failure_schedule
 from diloco.lab.checkpoints import LabCheckpoints
@@ -47,8 +47,14 @@ def train(
       None: it starts anew, and saves nothing.
 
   Raises:
-    ConfigError: a fault of `config.faults` is impossible in this system.
+    ConfigError: a fault of `config.faults` is impossible in this system, or
+      learners are unlike.
   """
+  if given := run_spec.config.unlike_learners:
+    raise ConfigError(
+      f'{UNLIKE}={given!r}: learners of the lab are alike; `diloco local` and '
+      '`diloco launch` start unlike ones'
+    )
   kills = failure_schedule.plan(run_spec.config)
   has_syncer = SYSTEMS[run_spec.config.lab.system].has_syncer
   program = (Decoupled if has_syncer else DataParallel)(

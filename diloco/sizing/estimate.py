@@ -20,6 +20,8 @@ from jax.experimental import topologies
 
 from diloco.config import hardware, run_config
 from diloco.config.hardware import Topology
+from diloco.config.sections import ConfigError
+from diloco.config.unlike import Setup
 from diloco.learner.programs import LearnerPrograms
 from diloco.models.flops import StepFlops, step_flops
 from diloco.models.kinds import sizes_of
@@ -71,11 +73,14 @@ class Described:
   is_target: bool  # True if that is the slice's own compiler.
 
 
-def described(topology: Topology, compiler: str = '') -> Described:
+def described(
+  topology: Topology, compiler: str = '', chips_max: int = 0
+) -> Described:
   """The chips of a slice; to be called before jax has opened a device.
 
   Args:
     compiler: 'tpu', 'cpu', or '' for the first that is here.
+    chips_max: of the largest slice for which this process compiles; 0: this.
 
   Raises:
     NoCompiler: the one that was asked for is not here.
@@ -91,9 +96,9 @@ def described(topology: Topology, compiler: str = '') -> Described:
       if compiler == TPU:
         raise
       why = str(error)
-  jax.config.update('jax_num_cpu_devices', topology.chips)
+  jax.config.update('jax_num_cpu_devices', max(chips_max, topology.chips))
   return Described(
-    tuple(jax.devices()),
+    tuple(jax.devices()[: topology.chips]),
     f"the CPU's compiler, for {topology.chips} forced devices ({why}); arrays "
     "and shards are those of the chips, temporaries and XLA's counts are not",
     is_target=False,
@@ -281,26 +286,50 @@ class Estimate:
     return self.chip_bytes <= self.topology.chip.hbm_bytes
 
 
+def slice_of(setup: Setup, topology: str | None) -> Topology:
+  """Returns the slice of one kind of learner.
+
+  Args:
+    topology: name of that of learners which have none of their own.
+
+  Raises:
+    ConfigError: there is no such slice, or the mesh does not use all of it.
+  """
+  own, mesh, flag = setup.machines, setup.config.mesh, '--topology'
+  if 'accelerator' in own:
+    topology, flag = own['accelerator'], '--accelerator'
+  if topology is None:
+    raise ConfigError(f'{flag}: is missing, such as {flag}=v5p-256')
+  slice_ = hardware.topology(topology, flag)
+  if own.get('hosts', 0) not in (0, slice_.hosts) or 'gpus_per_host' in own:
+    raise ConfigError(
+      f'hosts, gpus_per_host: a slice {topology} has {slice_.hosts} hosts and '
+      'no GPUs, and this plan is of a slice'
+    )
+  sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
+  hardware.check_fits(slice_, mesh.devices, sizes, flag)
+  return slice_
+
+
 def of_config(
-  config: run_config.RunConfig, topology: str, compiler: str = ''
+  config: run_config.RunConfig,
+  topology: Topology,
+  compiler: str = '',
+  chips_max: int = 0,
 ) -> Estimate:
   """Estimates a learner for a slice that need not be here.
 
   Call it before jax has opened a device. The text of the run is not read.
 
   Args:
-    topology: name of the slice.
+    chips_max: as of `described`.
 
   Raises:
-    ConfigError: there is no such slice, or the mesh does not use all of it.
     NoCompiler: the requested compiler is not available here.
     DoesNotFit: the learner does not fit on a chip.
   """
-  slice_, mesh, flops = hardware.topology(topology), config.mesh, None
-  run_spec = make_run_spec(config, reads_text=False)
-  sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
-  hardware.check_fits(slice_, mesh.devices, sizes)
-  target = described(slice_, compiler)
+  flops, run_spec = None, make_run_spec(config, reads_text=False)
+  target = described(topology, compiler, chips_max)
   try:
     programs = LearnerPrograms(run_spec, target.devices)
   except jax.errors.JaxRuntimeError as error:
@@ -309,13 +338,13 @@ def of_config(
     raise DoesNotFit(str(error).partition('\n')[0]) from error
   partition = programs.partition
   if not target.is_target:  # Forced devices are all of one process.
-    hosts = tuple(i // slice_.chips_per_host for i in range(slice_.chips))
+    hosts = tuple(i // topology.chips_per_host for i in range(topology.chips))
     partition = dataclasses.replace(partition, hosts=hosts)
   if model := sizes_of(config.model):
     flops = step_flops(model, config.data.batch, config.data.seq_len)
   return Estimate(
     config=config,
-    topology=slice_,
+    topology=topology,
     compiler=target.compiler,
     parameters=run_spec.parameters,
     chip_memory=chip_memory(programs, config.protocol.inflight_max),
@@ -329,7 +358,7 @@ def of_config(
 # The same as text.
 
 
-def lines(needs: Estimate) -> Iterator[str]:
+def lines(needs: Estimate, with_syncer: bool = True) -> Iterator[str]:
   """All that is to be said, in lines of 80 columns."""
   model, data, mesh = needs.config.model, needs.config.data, needs.config.mesh
   yield (
@@ -352,6 +381,10 @@ def lines(needs: Estimate) -> Iterator[str]:
   yield from _chip(needs)
   yield ''
   yield from _hosts(needs)
+  if with_syncer:
+    learners = needs.config.protocol.learners
+    yield f'the syncer, M = {learners}, N = {count(needs.parameters)}'
+    yield from memory.machine_lines(needs.syncer)
   yield ''
   yield from _arithmetic(needs)
 
@@ -397,8 +430,6 @@ def _hosts(needs: Estimate) -> Iterator[str]:
     f'{in_bytes(share.hosts * share.up_bytes)} and '
     f'{in_bytes(share.hosts * share.down_bytes)}'
   )
-  yield f'the syncer, M = {protocol.learners}, N = {count(needs.parameters)}'
-  yield from memory.machine_lines(needs.syncer)
 
 
 def _arithmetic(needs: Estimate) -> Iterator[str]:

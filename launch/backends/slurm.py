@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch for Slurm: a job for the syncer, a job array of learners.
+"""A launch for Slurm: a job for the syncer, a job array of alike learners.
 
 The workdir is a folder that all nodes share. The syncer's job writes there at
 which host:port it listens; an element of the array is one learner, which reads
@@ -51,9 +51,8 @@ class Slurm(Backend):
       after = f'--dependency=after:{job},singleton'
       self.act(*self.call(whole, shard, after))
     # No learner's machines stand idle before there is a syncer.
-    self.act(
-      *self.learners(whole, whole.first_learners, f'--dependency=after:{job}')
-    )
+    for alike in arrays(whole.first_learners):
+      self.act(*self.learners(whole, alike, f'--dependency=after:{job}'))
     return 0
 
   def add(self, whole: JobSpec, learner: int) -> int:
@@ -89,14 +88,11 @@ class Slurm(Backend):
     """A job array with one element for each learner, indexed by its id.
 
     Args:
-      learners: all of them, or those that join.
+      learners: one of `arrays`.
     """
-    assert learners, 'a job array without learners'
+    assert len(arrays(learners)) == 1, 'learners of one array are alike'
     indices = ','.join(str(x.learner) for x in learners)
-    # They differ in their id alone, which the array's index is.
-    own = f'--learner={learners[0].learner}'
-    assert own in learners[0].arguments, f'{own} not in {learners[0].arguments}'
-    fixed = tuple(x for x in learners[0].arguments if x != own)
+    fixed = _but_its_id(learners[0])
     any_learner = dataclasses.replace(learners[0], arguments=fixed)
     return self.call(whole, any_learner, f'--array={indices}', *options)
 
@@ -118,6 +114,20 @@ class Slurm(Backend):
       *self.sbatch,  # What is given last wins.
     )
     return argv, _script(whole, name, role)
+
+
+def arrays(learners: Sequence[Task]) -> list[list[Task]]:
+  """Groups learners by what differs but for the id, their array's index."""
+  alike = {}
+  for task in learners:
+    alike.setdefault((task.resources, _but_its_id(task)), []).append(task)
+  return [*alike.values()]
+
+
+def _but_its_id(task: Task) -> tuple[str, ...]:
+  own = f'--learner={task.learner}'
+  assert own in task.arguments, f'{own} not in {task.arguments}'
+  return tuple(x for x in task.arguments if x != own)
 
 
 def queue_command(whole: JobSpec) -> tuple[str, ...]:

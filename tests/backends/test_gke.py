@@ -10,7 +10,12 @@ import yaml
 
 from launch.backends import gke
 from launch.backends.gke import Gke, as_yaml
-from tests.backends.launch_values import AWKWARD, a_launch, check_golden
+from tests.backends.launch_values import (
+  AWKWARD,
+  a_config,
+  a_launch,
+  check_golden,
+)
 from tests.backends.machines import check_schema, job_of, objects, pod_of
 
 pytestmark = pytest.mark.beside
@@ -108,6 +113,35 @@ def test_only_a_slice_of_many_hosts_has_a_node_pool_alone(place, alone):
   found = objects(a_launch(**place))
   annotations = found['JobSet/first-learner-0']['metadata'].get('annotations')
   assert bool(annotations) == alone
+
+
+def test_each_kind_of_learner_has_its_nodes_hosts_and_flags():
+  text = (
+    '1: accelerator=v5p-16, data.batch=16; '
+    '2: accelerator=gpu, gpus_per_host=2, mesh.fsdp=2'
+  )
+  config = a_config(8, 3, unlike_learners=text)
+  whole = a_launch(config=config, accelerator='v5litepod-8')
+  kept = objects(whole)
+  found = []
+  for learner in range(3):
+    job = job_of(kept[f'JobSet/first-learner-{learner}'])
+    pod = pod_of(kept[f'JobSet/first-learner-{learner}'])
+    (container,) = pod['containers']
+    found.append(
+      (
+        job['completions'],
+        [*pod.get('nodeSelector', {}).values()],
+        container['resources']['limits'],
+        [x for x in container['args'] if 'batch' in x or 'fsdp' in x],
+      )
+    )
+  tpus, gpus = 'google.com/tpu', 'nvidia.com/gpu'
+  assert found == [
+    (1, ['tpu-v5-lite-podslice', '2x4'], {tpus: '8'}, []),
+    (2, ['tpu-v5p-slice', '2x2x2'], {tpus: '4'}, ['--config.data.batch=16']),
+    (1, [], {gpus: '2'}, ['--config.mesh.fsdp=2']),
+  ]
 
 
 def test_each_role_has_its_secret_and_the_notice():

@@ -12,12 +12,13 @@ import sys
 
 import pytest
 
+from diloco.config.hardware import V5E, V5P
 from diloco.config.sections import ConfigError
 from diloco.transport.sockets import free_port
 from launch.backends import queued_resources
 from launch.backends.base import CommandFailed
-from launch.backends.queued_resources import QueuedResources
-from tests.backends.launch_values import a_launch, check_golden
+from launch.backends.queued_resources import RUNTIMES, QueuedResources
+from tests.backends.launch_values import a_config, a_launch, check_golden
 from tests.backends.machines import TpuVm
 from tests.waiting import until
 
@@ -277,6 +278,21 @@ def test_what_is_asked_for(accelerator, capacity, request):
     text.replace(' --', ' \\\n  --') + '\n',
     request.config.getoption('--rewrite'),
   )
+
+
+def test_another_slice_is_asked_for_another_kind_of_learner():
+  text = '1: accelerator=v5p-8, mesh.fsdp=4, capacity=spot'
+  config = a_config(8, unlike_learners=text)
+  whole = a_launch(config=config, accelerator='v5litepod-8')
+  backend = QueuedResources(**CLOUD)
+  asked = [
+    {*backend.create_command(whole, role, 'x.sh', 1)}
+    for role in whole.learners[:2]
+  ]
+  for words, kind, chip in zip(asked, ('v5litepod-8', 'v5p-8'), (V5E, V5P)):
+    assert f'--accelerator-type={kind}' in words
+    assert f'--runtime-version={RUNTIMES[chip]}' in words
+  assert ['--spot' in words for words in asked] == [False, True]
 
 
 def test_each_shard_of_the_syncer_has_a_machine(world):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slurm: what the scripts do when a job is told, dies, or comes to its end."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from experiments import tests_tiny
 from launch.backends import slurm
 from launch.backends.slurm import Slurm
 from launch.job import JobOptions, launch
-from tests.backends.launch_values import ASKED, a_launch, check_golden
+from tests.backends.launch_values import ASKED, a_config, a_launch, check_golden
 from tests.backends.machines import SCONTROL, SRUN, SlurmNode, hurried
 from tests.waiting import until
 
@@ -80,6 +81,27 @@ def test_shards_and_learners_wait_for_the_syncer():
     '--dependency=after:4711', '--array=3',
   ]  # fmt: skip
   assert {argv[-1] for argv in jobs} == {'--partition=a100'}
+
+
+def test_learners_of_one_kind_are_one_array():
+  text = '1: gpus_per_host=2, mesh.fsdp=2, data.batch=2'
+  whole = a_launch(
+    config=a_config(8, 3, unlike_learners=text),
+    accelerator='gpu',
+    gpus_per_host=8,
+    metrics_port=9100,
+  )
+  calls = []
+  Slurm(dry_run=False, run=lambda *call: calls.append(call) or '').start(
+    dataclasses.replace(whole, workdir='/tmp')
+  )
+  (alike, first), (other, second) = calls[-2:]
+  assert {'--array=0,2', '--gpus-per-node=8'} <= {*alike}
+  assert {'--array=1', '--gpus-per-node=2'} <= {*other}
+  assert '--config.data.batch=2 --config.mesh.fsdp=2' in second
+  assert '--config.data.batch=2' not in first
+  assert '$((9102 + $SLURM_ARRAY_TASK_ID))' in first
+  assert '$((9102 + $SLURM_ARRAY_TASK_ID))' in second
 
 
 def test_who_is_taken_out_of_the_queue():

@@ -229,6 +229,20 @@ def test_the_processes_of_a_learner_share_its_gpus():
   assert chips_of(whole, GPUS).endswith('learner-2.1 5; not used 6,7')
 
 
+def test_unlike_learners_get_what_their_meshes_have():
+  """What one of them gets lies together: it begins at a multiple of itself."""
+  text = '1: mesh.fsdp=4; 2: mesh.fsdp=2'
+  config = a_config(1, 3, unlike_learners=text, **{'data.batch': 8})
+  whole = program(config, [], Workdir(pathlib.Path('w')), 'localhost:7')
+  assert chips_of(dealt(whole, config, TPUS, {}), TPUS) == (
+    'TPU_VISIBLE_CHIPS: learner-0 6; learner-1 0,1,2,3; learner-2 4,5; not '
+    'used 7'
+  )
+  found = dataclasses.replace(GPUS, ids=GPUS.ids[:6])
+  with pytest.raises(ConfigError, match=r'of 1 \+ 4 \+ 2 devices .* need 7'):
+    dealt(whole, config, found, {})
+
+
 def test_all_of_a_machine_are_one_learners():
   config, whole = _program(8, 1)
   whole = dealt(whole, config, TPUS, {})
@@ -297,7 +311,7 @@ def _run(tmp_path, *flags):
   ('flags', 'line'),
   [
     (['--config.mesh.fsdp=2'], 'error: 2 learners of 2 devices (config.mesh)'),
-    ([], 'error: --chips_per_learner=2: config.mesh asks for 1; such as'),
+    ([], 'error: --chips_per_learner=2: config.mesh of learner 0 asks for 1'),
     (['--cpu_devices'], 'error: --chips_per_learner=2: --cpu_devices makes'),
     (['--device_root=/proc'], 'error: --chips_per_learner=2: no accelerator'),
   ],

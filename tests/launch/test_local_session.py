@@ -149,6 +149,61 @@ OVERRIDES = {
 }
 
 
+def test_unlike_learners_train_and_leave(tmp_path):
+  """One of two hosts, and one of one host with another mesh and batch."""
+  keys = {
+    **OVERRIDES,
+    'protocol.quorum': 2,
+    'protocol.patience': DEADLINE_S,
+    'protocol.total_steps': 100,
+    'unlike_learners': '0: hosts=2, mesh.fsdp=2; 1: data.batch=8, mesh.fsdp=4',
+  }
+  workdir = Workdir(tmp_path / 'run')
+  launcher = subprocess.Popen(
+    [
+      *(sys.executable, '-m', 'launch.local', '--cpu_devices'),
+      '--config=experiments/tests_tiny.py',
+      *(f'--config.{key}={value}' for key, value in keys.items()),
+      f'--workdir={workdir.root}',
+    ],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+  )
+
+  def has_begun(learner):
+    assert launcher.poll() is None, launcher.stdout.read()
+    path = workdir.learner_tape(learner)
+    return path.exists() and path.stat().st_size > 0
+
+  try:
+    until(lambda: has_begun(1), DEADLINE_S, 'learner 1 begins')
+    # It takes fewer processes to start, and waits: a round takes who is there.
+    pid = json.loads(workdir.pids.read_text())['processes']['learner-1']
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: has_begun(0), DEADLINE_S, 'learner 0 begins')
+    os.kill(pid, signal.SIGCONT)
+    shown = finish(launcher)
+  finally:
+    launcher.kill()
+  assert launcher.returncode == 0, shown
+  ends = {
+    each['process']: each['detail']
+    for each in read_jsonl(workdir.events)
+    if each['event'] == 'exited'
+  }
+  for process in ('learner-0', 'learner-0.1', 'learner-1'):
+    assert ends[process] == 'exited with code 0'
+  for learner, hosts, devices, batch in ((0, 2, 2, 4), (1, 1, 4, 8)):
+    lines = read_jsonl(workdir.learner_tape(learner))
+    (begin,) = (line for line in lines if line['kind'] == 'Begin')
+    machine = begin['machine']
+    assert (machine['hosts'], machine['fsdp']) == (hosts, devices)
+    offer = next(line for line in lines if line['kind'] == 'Snapshot')
+    assert offer['c_tokens'] == offer['c_steps'] * batch * 32
+
+
 def test_a_learner_joins_a_run_that_goes_on_and_leaves_it(tmp_path):
   workdir = Workdir(tmp_path / 'run')
   flags = [

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m launch.main`: what it prints, runs and refuses, without jax."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,8 +12,10 @@ import sys
 import pytest
 import yaml
 
+from diloco.config import unlike
 from diloco.config.hardware import TOPOLOGIES
 from diloco.config.sections import ConfigError
+from diloco.metrics.workdir import Workdir
 from diloco.sizing import memory
 from launch import job
 from launch.backends import BACKENDS, base, gke, queued_resources
@@ -20,7 +23,7 @@ from launch.backends.base import CommandFailed
 from launch.backends.gke import Gke
 from launch.backends.slurm import Slurm
 from launch.job import only
-from launch.program import Processes, on_this_machine
+from launch.program import Processes, on_this_machine, program
 from tests.backends.launch_values import (
   a_config,
   a_large_config,
@@ -116,6 +119,7 @@ def test_what_gke_prints_is_what_kubectl_reads():
 
 
 GKE = ['--to=gke', *FLAGS['gke']]
+UNLIKE = '--config.unlike_learners'
 REFUSED = (
   (['--to=gke', '--workdir=/w'], '--image: is missing'),
   (
@@ -134,6 +138,16 @@ REFUSED = (
     ['--to=slurm', *FLAGS['slurm'], '--accelerator=v5litepod-8'],
     '--accelerator=v5litepod-8: --to=slurm takes cpu and gpu',
   ),
+  (
+    ['--to=slurm', *FLAGS['slurm'], f'{UNLIKE}=1: accelerator=v5p-8'],
+    'learner 1: --accelerator=v5p-8: --to=slurm takes cpu and gpu',
+  ),
+  (
+    ['--to=slurm', *FLAGS['slurm'], f'{UNLIKE}=1: capacity=spot'],
+    'learner 1: --capacity: is for --to=gke and --to=queued_resources only',
+  ),
+  ([*GKE, f'{UNLIKE}=1: seed=3'], 'learner 1: seed=3: is the same for all'),
+  ([*GKE, f'{UNLIKE}=16: hosts=1'], 'the run has learners 0 to 15'),
   (['start-over', *GKE], 'start-over: must be one of'),
   (['add-learner', '--dry_run', *GKE], '--learner: is for add-learner'),
 )
@@ -364,6 +378,53 @@ def test_what_can_be():
   assert len(told.splitlines()) == 3, 'all problems at once'
 
 
+def _unlike(text: str, mesh: int = 8, learners: int = 3, **changes):
+  config = a_config(mesh, learners, unlike_learners=text)
+  return a_launch(config=config, **changes)
+
+
+def test_each_learner_has_its_own_machines_and_flags():
+  first, second, third = _unlike(
+    '1: accelerator=v5p-16, data.batch=16, capacity=on_demand; 2: hosts=0',
+    accelerator='v5litepod-8',
+    capacity='reservation',
+    reservation='ours',
+  ).learners[:3]
+  assert first.resources == third.resources
+  assert first.resources.accelerator.name == 'v5litepod-8'
+  assert first.resources.reservation == 'ours'
+  place = second.resources
+  assert (place.accelerator.name, place.accelerator.hosts) == ('v5p-16', 2)
+  assert (place.capacity, place.reservation) == ('on_demand', '')
+  assert set(second.arguments) - set(first.arguments) == {
+    '--learner=1', '--config.data.batch=16',
+  }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('1: mesh.fsdp=4', 'learner 1: --accelerator=v5litepod-8: a learner has 8'),
+    ('1-2: hosts=2', 'learners 1, 2: --hosts=2: a slice v5litepod-8 has 1'),
+    ('1: accelerator=v5e-9', 'learner 1: --accelerator=v5e-9: unknown; did'),
+    ('1: capacity=never', 'learner 1: --capacity=never: must be one of spot'),
+    ('1: accelerator=gpu, hosts=2', 'learner 1: --gpus_per_host=0: a learner'),
+  ],
+)
+def test_machines_of_a_learner_that_can_not_be(text, words):
+  with pytest.raises(ConfigError) as caught:
+    _unlike(text, accelerator='v5litepod-8')
+  assert words in str(caught.value)
+
+
+def test_the_options_of_a_learner_are_those_of_a_launch():
+  kinds = {
+    field.name: field.type for field in dataclasses.fields(job.JobOptions)
+  }
+  own = {k: kind for k, kind in unlike.TYPES.items() if '.' not in k}
+  assert {name: kinds[name] for name in own} == own
+
+
 def test_who_is_in_it():
   whole = a_launch(learners=3, learners_at_first=2)
   names = [
@@ -392,6 +453,32 @@ def test_hosts_share_the_devices_of_a_learner():
   (each,) = on_this_machine(a_config(4, 1), '1', True, '--xla_a=b')
   ((_, value),) = each.environment
   assert value == f'--xla_a=b {_forced(4)[0][1]}', 'others are kept'
+
+
+def test_unlike_learners_here():
+  text = '0: hosts=2; 1: mesh.fsdp=2, data.batch=6'
+  config = a_config(4, 3, unlike_learners=text)
+  flags = ('--config.data.batch=6', '--config.mesh.fsdp=2')
+  assert on_this_machine(config, '1', True, '') == (
+    Processes(2, _forced(2)),
+    Processes(1, _forced(2), flags),
+    Processes(1, _forced(4)),
+  )
+  whole = program(
+    config,
+    [],
+    Workdir(pathlib.Path('w')),
+    'localhost:7',
+    learners=on_this_machine(config, '1', True, ''),
+  )
+  own = [{*flags} <= {*role.argv} for role in whole.roles[1:4]]
+  assert own == [False, True, False]
+
+
+def test_other_machines_are_not_here():
+  config = a_config(4, 2, unlike_learners='1: accelerator=gpu')
+  with pytest.raises(ConfigError, match='learner 1: accelerator: is for `dilo'):
+    on_this_machine(config, '1', True, '')
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,20 @@ def test_memory_of_a_chip_by_hand(planned):
   assert _size_of(planned, 'inner state') == pytest.approx(moments, rel=1e-2)
 
 
+def test_each_kind_of_learner_is_planned():
+  unlike = '1: accelerator=v5p-16, mesh.fsdp=4, data.batch=16'
+  words = (f'--config.unlike_learners={unlike}', '--compiler=cpu')
+  lines = _lines(*PLAN, '--config.protocol.learners=3', *words)
+  at = lines.index('learner 1')
+  assert lines[0] == 'learners 0, 2'
+  first, second = lines[:at], lines[at:]
+  assert any('for v5litepod-4: 4 chips' in line for line in first)
+  assert any('for v5p-16: 8 chips' in line for line in second)
+  assert 'the syncer, M = 3, N = 23,648' in first
+  assert not any('the syncer' in line for line in second)
+  assert _size_of(second, 'inner state') < _size_of(first, 'inner state')
+
+
 def test_the_chips_own_compiler():
   pytest.importorskip('libtpu')
   done = _run(*PLAN)
@@ -116,6 +130,14 @@ def test_which_compiler_is_missing_is_said(planned, tmp_path):
     (
       ('diloco.plan', *TINY, '--topology=v5p-8000'),
       'error: --topology=v5p-8000: unknown; did you mean v5p-8? known are',
+    ),
+    (
+      (*PLAN, '--config.unlike_learners=1: accelerator=gpu, gpus_per_host=4'),
+      'error: learner 1: --accelerator=gpu: unknown; known are v5litepod-1,',
+    ),
+    (
+      (*PLAN, '--config.unlike_learners=1: hosts=2'),
+      'error: learner 1: hosts, gpus_per_host: a slice v5e-4 has 1 hosts and',
     ),
     (
       ('diloco.plan', *TINY),
