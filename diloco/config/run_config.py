@@ -46,7 +46,6 @@ PER_PROCESS_KEYS = frozenset(
     'mesh',
     'run',
     'lab',
-    'data.batch',
     'data.path',  # The text itself has its own fingerprint: all of these
     'data.mix',  # that decide about tokens are in it.
     'data.text_key',

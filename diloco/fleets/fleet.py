@@ -67,7 +67,7 @@ class DecoupledFleet:
           m: Speeds(step_s, fleet.jitter, random.Random(rng.random())).next_s
           for m, step_s in enumerate(fleet.step_s)
         },
-        batches=(fleet.tokens,),
+        batch_of=lambda *_: fleet.tokens,
         row_tokens=1,
       ),
     )

@@ -18,8 +18,8 @@ from diloco.data import pipeline
 from diloco.fleets.tally import Tally
 from diloco.lab.failure_schedule import FailureSchedule
 from diloco.lab.outputs import LabRun, Trained
-from diloco.lab.process_arrays import devices_of, on_device, on_host
-from diloco.learner.programs import StepPrograms
+from diloco.lab.process_arrays import on_device, on_host
+from diloco.learner.programs import StepPrograms, devices_of
 from diloco.metrics import figures, names
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.workdir import learner_name
@@ -195,7 +195,7 @@ class DataParallelArrays:
     data = dataclasses.replace(config.data, batch=members * config.data.batch)
     config = dataclasses.replace(config, data=data)
     run_spec = dataclasses.replace(self._run_spec, config=config)
-    return StepPrograms(run_spec, devices_of(run_spec))
+    return StepPrograms(run_spec, devices_of(config))
 
 
 class DataParallel(LabRun):

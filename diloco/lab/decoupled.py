@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from diloco.config import unlike
 from diloco.config.lab_section import Kill
 from diloco.fleets.tally import Tally
 from diloco.lab.failure_schedule import FailureSchedule, TransientLearners
 from diloco.lab.outputs import LabObserver, LabRun, Trained
-from diloco.lab.process_arrays import ArrayBackend, devices_of
-from diloco.learner.programs import LearnerPrograms
+from diloco.lab.process_arrays import ArrayBackend
 from diloco.metrics import ages, names, token_ledger
 from diloco.metrics.workdir import learner_name
 from diloco.protocol.config import ProtocolConfig
@@ -103,7 +103,7 @@ class ObservedTally(Tally):
     self.ledger.at_learner(process, event, effects)
     if isinstance(event, learner_events.Completed):
       progress = self._run_spec.progress(
-        process.stepped_at, process.rows - process.batch
+        process.stepped_at, process.rows // process.batch - 1
       )
       scalars = {
         names.TIME: process.now,
@@ -138,9 +138,10 @@ class Decoupled(LabRun):
     self._deaths: list[tuple[int, float, float]] = []
     self._failures = FailureSchedule(config)
     self._transient = TransientLearners(config)
-    self._backend = ArrayBackend(
-      run_spec, LearnerPrograms(run_spec, devices_of(run_spec))
-    )
+    self._configs = [
+      setup.config for setup in unlike.setups(config, config.data.shards)
+    ]
+    self._backend = ArrayBackend(run_spec, self._configs)
     self._planned = 0  # How much of the plan is done.
     # What is to come: time, name of a method and its arguments.
     self._agenda: list[tuple[float, str, tuple]] = []
@@ -166,7 +167,7 @@ class Decoupled(LabRun):
       options=ClusterOptions(
         checkpoint_rounds=config.checkpoint.syncer_every_rounds,
         speeds={m: own.next_s for m, own in self._failures.speeds.items()},
-        batches=(config.data.batch,),
+        batch_of=lambda learner, _: self._configs[learner].data.batch,
         row_tokens=config.data.seq_len,
       ),
       saved=saved,

@@ -6,16 +6,16 @@ transports: payloads are passed by reference.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from diloco.config.run_config import RunConfig
 from diloco.data import pipeline
 from diloco.learner.local_delta import LocalDelta
-from diloco.learner.programs import LearnerPrograms
+from diloco.learner.programs import LearnerKinds, LearnerPrograms
 from diloco.learner.replica import FragmentReplica, Mismatch, whole_replica
 from diloco.numerics import payload
 from diloco.protocol import messages
@@ -35,7 +35,7 @@ class Donated:
   """The state that a newcomer gets from a donor."""
 
   held: list[FragmentReplica]  # Θ, by fragment.
-  inner: Any  # A copy of the inner optimizer's state.
+  inner: Any  # The inner optimizer's state, on the host.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +48,16 @@ class SavedLearner:
 
 
 class ArrayBackend:
-  """Makes the contents; all learners share their compiled programs."""
+  """Makes the contents; learners of one kind share their compiled programs.
 
-  def __init__(self, run_spec: RunSpec, programs: LearnerPrograms):
+  Args:
+    configs: of the learners, by id.
+  """
+
+  def __init__(self, run_spec: RunSpec, configs: Sequence[RunConfig]):
     self.run_spec = run_spec
-    self.programs = programs
+    self._configs = configs
+    self._kinds = LearnerKinds(run_spec)
     self.first = run_spec.initial_fragments()
     self._initial = run_spec.initial_parameters()
     self.first_crcs = tuple(
@@ -64,14 +69,17 @@ class ArrayBackend:
     self, learner: int, start: Start, saved: SavedLearner | None
   ) -> 'LearnerArrays':
     """Makes a learner's contents; see `diloco.simulator.contents.Backend`."""
+    run_spec, programs = self._kinds.of(self._configs[learner])
     if saved is None:
-      params, inner = self.programs.init(self._initial)
+      params, inner = programs.init(self._initial)
       bases = self.first
     else:
-      params = on_device(saved.params, self.programs.params_like)
-      inner = on_device(saved.inner, self.programs.state_like)
+      params = on_device(saved.params, programs.params_like)
+      inner = on_device(saved.inner, programs.state_like)
       bases = saved.bases
-    return LearnerArrays(self, learner, start, params, inner, bases)
+    return LearnerArrays(
+      run_spec, programs, learner, start, params, inner, bases
+    )
 
   def syncer(self, crcs: tuple[int, ...], saved: list | None) -> 'SyncerArrays':
     """Makes the syncer's contents; see `diloco.simulator.contents.Backend`."""
@@ -87,21 +95,21 @@ class LearnerArrays:
 
   def __init__(
     self,
-    lab: ArrayBackend,
+    run_spec: RunSpec,
+    programs: LearnerPrograms,
     learner: int,
     start: Start,
     params: dict[str, jax.Array],
     inner: Any,
     bases: list[Arrays],
   ):
-    run_spec = lab.run_spec
     self._learner = learner
     self._run_spec = run_spec
-    self._programs = lab.programs
+    self._programs = programs
     self._params = params
     self._inner = inner
     blend = run_spec.config.protocol.blend
-    self._own = LocalDelta(lab.programs, blend, dict(enumerate(bases)), params)
+    self._own = LocalDelta(programs, blend, dict(enumerate(bases)), params)
     self.base_crcs = list(start.crcs)
     self._host = whole_replica(run_spec, bases, start.versions)
     self._donated: Donated | None = None
@@ -122,8 +130,8 @@ class LearnerArrays:
     return self._params
 
   def step(self, rows: int, progress: int) -> float:
-    progress = self._run_spec.progress(progress, rows)
     size = self._run_spec.config.data.batch
+    progress = self._run_spec.progress(progress, rows // size)
     batch = pipeline.batch_at(self._dataset, rows, size)
     self._params, self._inner, metrics = self._programs.step(
       self._params,
@@ -149,14 +157,14 @@ class LearnerArrays:
     return payload_parts.encode(reference, theta, pieces, self._run_spec.up)
 
   def donate(self) -> Donated:
-    return Donated(self._host.held(), _copy(self._inner))
+    return Donated(self._host.held(), on_host(self._inner))
 
   def adopt(self, offered: messages.StateOffered, donated: Donated):
     self._host.take_over(donated.held)
     self._donated = donated
 
   def adopt_inner(self):
-    self._inner = _copy(self._donated.inner)
+    self._inner = on_device(self._donated.inner, self._programs.state_like)
     self._donated = None
 
   def reset_inner(self):
@@ -260,13 +268,3 @@ def on_device(tree: Any, likes: Any) -> Any:
   return jax.tree.map(
     lambda x, like: jax.device_put(np.array(x), like.sharding), tree, likes
   )
-
-
-def devices_of(run_spec: RunSpec) -> list[jax.Device]:
-  """Returns as many devices as the mesh needs: here others may be left over."""
-  return jax.devices()[: run_spec.config.mesh.devices]
-
-
-def _copy(tree):
-  """Copies arrays, since a step donates its own."""
-  return jax.tree.map(jnp.copy, tree)

@@ -48,15 +48,12 @@ def train(
 
   Raises:
     ConfigError: a fault of `config.faults` is impossible in this system, or
-      learners are unlike.
+      it has no unlike learners.
   """
-  if given := run_spec.config.unlike_learners:
-    raise ConfigError(
-      f'{UNLIKE}={given!r}: learners of the lab are alike; `diloco local` and '
-      '`diloco launch` start unlike ones'
-    )
   kills = failure_schedule.plan(run_spec.config)
   has_syncer = SYSTEMS[run_spec.config.lab.system].has_syncer
+  if run_spec.config.unlike_learners and not has_syncer:
+    raise ConfigError(f'{UNLIKE}: data-parallel has one batch and one mesh')
   program = (Decoupled if has_syncer else DataParallel)(
     run_spec,
     kills,

@@ -8,6 +8,7 @@ device's own shards, and comes back as them. Each host likewise has its own
 slices.
 """
 
+import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -17,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from diloco.checkpoint import arrays as checkpoint_arrays
+from diloco.config.run_config import RunConfig
 from diloco.models import api, sharding
 from diloco.numerics import inner
 from diloco.numerics.blend import make_blend
@@ -217,6 +219,11 @@ class StepPrograms:
 
     state = jax.eval_shape(self._inner.init, self.params_like)
     return jax.tree_util.tree_map_with_path(placed, state)
+
+
+def devices_of(config: RunConfig) -> list[jax.Device]:
+  """Returns as many devices as the mesh needs; others may be left over."""
+  return jax.devices()[: config.mesh.devices]
 
 
 class LearnerPrograms(StepPrograms):
@@ -487,3 +494,35 @@ def _like(shape, where, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
 
 def _copied(tree):
   return jax.tree.map(jnp.copy, tree)
+
+
+class LearnerKinds:
+  """The programs of unlike learners in one process.
+
+  Args:
+    programs: those of the run's configuration, if they are compiled already.
+  """
+
+  def __init__(
+    self, run_spec: RunSpec, programs: LearnerPrograms | None = None
+  ):
+    self._run_spec = run_spec
+    self._made = {}
+    if programs is not None:
+      self._made[_kind(run_spec.config)] = run_spec, programs
+
+  def of(self, config: RunConfig) -> tuple[RunSpec, LearnerPrograms]:
+    """Returns those of a learner's configuration, compiled once for each kind.
+
+    Args:
+      config: the run's, but for batch, accumulation and mesh.
+    """
+    kind = _kind(config)
+    if kind not in self._made:
+      run_spec = dataclasses.replace(self._run_spec, config=config)
+      self._made[kind] = run_spec, LearnerPrograms(run_spec, devices_of(config))
+    return self._made[kind]
+
+
+def _kind(config: RunConfig) -> tuple:
+  return config.data.batch, config.inner.accumulate, config.mesh

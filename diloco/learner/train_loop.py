@@ -155,7 +155,7 @@ class TrainLoop:
 
   def _inner_step(self):
     global_step = self._client.global_step
-    progress = self._run_spec.progress(global_step, self._rows)
+    progress = self._run_spec.progress(global_step, self._rows // self._batch)
     self._tape.progress(progress)
     lr = self._schedule(progress)
     metrics = self._do(host_messages.MakeStep(self._rows, lr))

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from diloco import faults
+from diloco.config import unlike
 from diloco.config.run_config import RunConfig
 from diloco.faults import Fault, Impairment, number_of
 from diloco.fleets.speeds import Speeds as StepLengths
@@ -281,6 +282,7 @@ def simulate(
 
     return next_s
 
+  setups = unlike.setups(config, config.data.shards)
   cluster = Cluster(
     dataclasses.replace(protocol, total_steps=FOREVER_STEPS),
     Timing(
@@ -298,7 +300,7 @@ def simulate(
         TRANSFER_S, LATENCY_S, {}, (1.0,) * protocol.fragments, 0.0, seed
       ),
       speeds={m: lengths(m) for m in range(ids)},
-      batches=(config.data.batch,),
+      batch_of=lambda m, _: setups[m].config.data.batch,
       row_tokens=config.data.seq_len,
       shards=config.syncer.shards,
     ),

@@ -47,10 +47,6 @@ def replay(workdir: Workdir) -> Replayed:
     FileNotFoundError: a file, or the text, is missing.
   """
   config = run_config.build(config_files.read(str(workdir.config)))
-  if config.unlike_learners:
-    raise NotReplayable(
-      f'{run_config.UNLIKE}: all are made again with one batch and one mesh'
-    )
   tapes = read_tapes(workdir)
   plan = make_plan(tapes)
   _check_hosts(plan)

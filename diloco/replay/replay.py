@@ -16,7 +16,7 @@ import numpy as np
 
 from diloco.data import pipeline
 from diloco.learner.local_delta import LocalDelta
-from diloco.learner.programs import LearnerPrograms
+from diloco.learner.programs import LearnerKinds, LearnerPrograms
 from diloco.numerics import payload
 from diloco.numerics.outer import FragmentState
 from diloco.protocol.incarnation import process_of
@@ -350,15 +350,14 @@ class ReplayBackend:
   """Creates learners' states, and acts as the syncer.
 
   Args:
-    programs: if given, those of all learners.
+    programs: as of `LearnerKinds`.
   """
 
   def __init__(
     self, run_spec: RunSpec, programs: LearnerPrograms | None = None
   ):
     self._run_spec = run_spec
-    self._programs = programs
-    self._made: dict[tuple, tuple[RunSpec, LearnerPrograms]] = {}
+    self._kinds = LearnerKinds(run_spec, programs)
     # The syncer is a process without other devices.
     self._cpu = jax.local_devices(backend='cpu')[0]
     with jax.default_device(self._cpu):
@@ -415,16 +414,9 @@ class ReplayBackend:
       return self.model.outer_step(merge.fragment, taken, weights)
 
   def _of(self, machine: Machine) -> tuple[RunSpec, LearnerPrograms]:
-    """Returns what a learner on `machine` ran, compiled once."""
-    if self._programs is not None:
-      return self._run_spec, self._programs
+    """Returns what a learner on `machine` ran."""
     config = environment.config_like(self._run_spec.config, machine)
-    key = config.data.batch, config.inner.accumulate, config.mesh
-    if key not in self._made:
-      run_spec = dataclasses.replace(self._run_spec, config=config)
-      devices = jax.local_devices()[: config.mesh.devices]
-      self._made[key] = run_spec, LearnerPrograms(run_spec, devices)
-    return self._made[key]
+    return self._kinds.of(config)
 
 
 def _placed(arrays, programs: LearnerPrograms):

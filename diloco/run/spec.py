@@ -139,14 +139,12 @@ class RunSpec:
       config.protocol.learners, config.data.shards, config.syncer.shards
     )
 
-  def progress(self, global_step: int, rows: int) -> int:
+  def progress(self, global_step: int, own_steps: int) -> int:
     """Returns the schedule's argument: t, or the learner's own steps.
 
     Own steps are the rows taken of the data shard, by those of a batch. The
-    syncer knows their number, so a learner that lost its disk continues from
-    there.
+    syncer knows the rows, so a learner that lost its disk continues from there.
     """
-    own_steps = rows // self.config.data.batch
     return PROGRESS[self.config.inner.progress](global_step, own_steps)
 
   def dataset(self, learner: int, learners: int = 0) -> 'pipeline.Dataset':

@@ -82,7 +82,7 @@ class ClusterOptions:
     wires: carry the bytes; None: `timing.transfer_s` for each transfer.
     speeds: by learner, the length of a step that begins at a time; None: drawn
       according to `timing`.
-    batches: rows of a step; learner m's n-th process has batches[m + n].
+    batch_of: rows of a step, by learner and number of its process, from 0.
     row_tokens: L.
     shards: S, the processes of the syncer; more than 1 with symbols only.
   """
@@ -92,7 +92,7 @@ class ClusterOptions:
   checkpoint_steps: int | None = None
   wires: UnequalWires | Links | None = None
   speeds: Mapping[int, Callable[[float], float]] | None = None
-  batches: tuple[int, ...] = (8,)
+  batch_of: Callable[[int, int], int] = lambda learner, process: 8
   row_tokens: int = 128
   shards: int = 1
 
@@ -441,8 +441,7 @@ class Cluster:
 
   def batch_of(self, learner: int) -> int:
     """Returns the rows of a step of the learner's next process."""
-    batches = self.options.batches
-    return batches[(learner + self._started[learner]) % len(batches)]
+    return self.options.batch_of(learner, self._started[learner])
 
   def process_number(self, learner: int) -> int:
     """Returns the number of a process that starts now: its clock in ms."""

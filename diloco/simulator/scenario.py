@@ -69,7 +69,7 @@ class Scenario:
     partitions: of learners of several hosts, by id.
     finish: faults, in seconds after the run has begun to finish.
     full_updates: time of a full fragment, by that of an update.
-    batches: rows of the processes' batches, as `ClusterOptions` has them.
+    batches: rows of a step; learner m's n-th process has batches[m + n].
   """
 
   seed: int
@@ -87,6 +87,10 @@ class Scenario:
   finish: tuple[Fault, ...] = ()
   full_updates: float = 1.0
   batches: tuple[int, ...] = (8,)
+
+  def batch_of(self, learner: int, process: int) -> int:
+    """Returns the rows of a step of a learner's process, from 0."""
+    return self.batches[(learner + process) % len(self.batches)]
 
   @property
   def is_wide(self) -> bool:

@@ -237,7 +237,7 @@ class Swarm:
         checkpoint_steps=scenario.checkpoint_steps,
         wires=scenario.wires(),
         shards=scenario.shards,
-        batches=scenario.batches,
+        batch_of=scenario.batch_of,
       ),
     )
     self.observer.cluster = self.cluster
