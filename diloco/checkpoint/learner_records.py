@@ -42,7 +42,7 @@ class LearnerRecords(Checkpoints):
   Args:
     folder: used by this learner alone, and the same for all of its hosts.
     fingerprints: of the run; checkpoints with others are refused.
-    *args: further ones of `Checkpoints`.
+    keep_latest: see `Checkpoints`, as for `say`.
 
   Raises:
     BrokenRecord: the folder is of an earlier version of this program.
@@ -53,9 +53,10 @@ class LearnerRecords(Checkpoints):
     folder: pathlib.Path,
     learner: int,
     fingerprints: Mapping[str, str],
-    *args,
+    keep_latest: int,
+    say: Callable[[str], None],
   ):
-    super().__init__(folder, *args)
+    super().__init__(folder, keep_latest, say)
     for path in folder.glob('host-*'):  # Each host had a folder of its own.
       raise BrokenRecord(old_format(path))
     self.learner = learner

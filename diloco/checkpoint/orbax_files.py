@@ -29,6 +29,7 @@ from diloco.checkpoint.arrays import BrokenRecord
 OPERATING = threading.Lock()
 
 CHUNK_BYTES = 1 << 20
+SAVE_S_MAX = 600  # Then a host that lives gives up one that writes too slowly.
 UNFINISHED = '.orbax-checkpoint-tmp'  # Of the name of what is being written.
 STATE = 'state'  # The item that Orbax looks for first.
 CRCS = 'crcs'
@@ -128,6 +129,7 @@ def _context():
   saving.enable_post_merge_validation = False
   saving.use_replica_parallel = False  # A shard is written as it is.
   saving.enable_pinned_host_transfer = False  # It is on the host already.
+  context.asynchronous.timeout_secs = SAVE_S_MAX
   context.memory.deepcopy_host_arrays = False  # They are not written to.
   # Then `_Crcs.save` finds its folder, and has written to it before any process
   # waits for the others' arrays, and so before the checkpoint is complete.

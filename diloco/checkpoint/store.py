@@ -69,6 +69,8 @@ class Checkpoints:
 
   Attributes:
     failed: number of saves that were begun and failed.
+    on_over: called on a thread with the step of a save that is over, whether it
+      was completed or not.
   """
 
   def __init__(
@@ -83,6 +85,7 @@ class Checkpoints:
     self._idle.set()
     self._newest = max(self._steps(), default=-1)
     self.failed = 0
+    self.on_over: Callable[[int], None] = lambda step: None
 
   @property
   def newest_step(self) -> int | None:
@@ -173,8 +176,9 @@ class Checkpoints:
       try:
         self._save(*job)
       finally:
-        job = None
+        step, job = job[0], None
         self._idle.set()
+        self.on_over(step)
 
   def _save(self, step: int, trees: list, meta, release):
     """Writes a checkpoint, on the thread."""
@@ -287,6 +291,7 @@ class Checkpoints:
     for newer in sorted(each for each in self._steps() if each > step):
       path = self._folder / str(newer)
       self._set_aside(path, 'another host can not read it')
+    self._newest = step
 
   def _set_aside(self, path: pathlib.Path, why: str):
     """Renames a checkpoint out of the way of newer ones of the same step."""
@@ -339,7 +344,7 @@ def newest_after(folder: pathlib.Path, step: int) -> Checkpoint | None:
 def _read_text(
   path: pathlib.Path, tell: Callable[[str], object] = lambda why: None
 ) -> dict | None:
-  """Returns the text of a checkpoint, verified by its CRC; None if it is broken.
+  """Returns the text of a checkpoint, verified by its CRC; None if broken.
 
   Args:
     tell: called with the reason.
@@ -361,8 +366,8 @@ def _read_text(
 def old_format(path: pathlib.Path) -> str:
   """Returns what to do about a checkpoint of an earlier version."""
   return (
-    f'{path} is of an earlier version of this program: go on with that version, '
-    'or begin anew in another folder'
+    f'{path} is of an earlier version of this program: go on with that '
+    'version, or begin anew in another folder'
   )
 
 

@@ -147,7 +147,6 @@ def die(host: Host):
       os.kill(os.getpid(), signal.SIGKILL)
 
     orbax_files._Crcs.save = end
-  print('saving', flush=True)
   host.save(STEPS[1])
 
 

@@ -2,6 +2,7 @@
 """Checkpoints come back to the bit; broken ones are passed over."""
 
 import collections
+import json
 import queue
 import shutil
 import threading
@@ -14,6 +15,7 @@ import pytest
 from diloco.checkpoint import orbax_files
 from diloco.checkpoint import store as store_lib
 from diloco.checkpoint.arrays import BrokenRecord
+from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.checkpoint.orbax_files import UNFINISHED
 from diloco.checkpoint.store import Checkpoints
 
@@ -286,3 +288,40 @@ def test_what_is_refused_for_its_metadata_stays_as_it_is(store, tmp_path):
   with pytest.raises(BrokenRecord, match='of 1'):
     store.restore({'a': np.zeros(9, int)}, refuse)
   assert _steps(tmp_path) == [1]
+
+
+# What an earlier version has written ------------------------------------------
+
+
+def _save_old(folder, step):
+  """Leaves what tells the format, which was arrays in volumes, of a step."""
+  text = json.dumps({'format': 1, 'meta': {}, 'arrays': {}})
+  (folder / str(step)).mkdir(parents=True)
+  metadata = {'custom_metadata': orbax_files.sealed(text)}
+  path = folder / str(step) / '_CHECKPOINT_METADATA'
+  path.write_text(json.dumps(metadata))
+
+
+ONE_LINE = r'^[^\n]*/4 is of an earlier version[^\n]* begin anew [^\n]*$'
+
+
+@pytest.mark.parametrize(
+  'read',
+  [
+    lambda folder: Checkpoints(folder, 2, print).restore({'a': np.zeros(4)}),
+    lambda folder: Checkpoints(folder, 2, print).newest_meta(),
+    lambda folder: Checkpoints(folder, 2, print).readable(),
+    lambda folder: store_lib.newest_after(folder, 0),
+  ],
+)
+def test_one_of_an_earlier_version_is_refused_in_one_line(tmp_path, read):
+  _save_old(tmp_path, 4)
+  with pytest.raises(BrokenRecord, match=ONE_LINE):
+    read(tmp_path)
+  assert _steps(tmp_path) == [4], 'it was set aside'
+
+
+def test_a_folder_for_each_host_is_refused_in_one_line(tmp_path):
+  _save_old(tmp_path / 'host-1', 4)
+  with pytest.raises(BrokenRecord, match='/host-1 is of an earlier version'):
+    LearnerRecords(tmp_path, 0, {}, 2, print)

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts of a learner save one checkpoint; any number of hosts restores it."""
+"""The hosts of a learner save one checkpoint, which any number restores."""
 
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import zlib
 
 import numpy as np
 import pytest
 
 from tests.checkpoint.host_checkpoints import STEPS
-from tests.learner.groups import printed_by, world
+from tests.learner.groups import ROOT, printed_by, world
+from tests.processes.processes import START_S
 
 pytestmark = pytest.mark.beside
 
@@ -71,3 +78,52 @@ def test_any_number_of_hosts_restores_it_to_the_bit(saved, hosts, devices):
   parts = {name.split('/')[0] for name in found}
   moments = {part for name in found for part in name.split('/')}
   assert parts == {'params', 'optimizer', 'bases'} and {'mu', 'nu'} <= moments
+
+
+def test_the_line_of_the_docs_reads_what_several_hosts_saved(saved):
+  docs = (ROOT / 'docs/running.md').read_text().split('\n## Checkpoints\n')[1]
+  code = docs.split('```python\n')[1].split('```')[0]
+  path = saved / str(STEPS[-1])
+  code = re.sub(r"PATH = '.*'", f'PATH = {str(path)!r}', code) + PRINT_CRCS
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=240.0,
+  )
+  assert done.returncode == 0, done.stderr
+  assert json.loads(done.stdout) == {
+    name: [list(x.shape), zlib.crc32(np.ascontiguousarray(x))]
+    for name, x in _whole(saved.parent, 'saved').items()
+  }
+
+
+# By path, as users find them: nothing of this project is imported.
+PRINT_CRCS = """
+import json, zlib
+def found(tree, path):
+  if isinstance(tree, np.ndarray):
+    return {path: [list(tree.shape), zlib.crc32(np.ascontiguousarray(tree))]}
+  return {k: v for name in tree for k, v in found(
+    tree[name], f'{path}/{name}' if path else name).items()}
+print(json.dumps(found(tree, '')))
+"""
+
+
+def test_a_host_that_is_killed_in_a_save_leaves_the_step_before(tmp_path):
+  folder = tmp_path / 'learner-0'
+  survivor, killed = world(MODULE, 'die', str(folder), '2', devices=1)
+  try:
+    killed.wait(START_S)
+    assert killed.returncode == -signal.SIGKILL
+    survivor.wait(DEAD_S)
+  finally:
+    for host in (survivor, killed):
+      host.kill()
+      host.communicate()
+  steps = [path.name for path in folder.iterdir() if path.name.isdecimal()]
+  assert steps == [str(STEPS[0])], 'half a checkpoint passes for one'
+  [restored] = _run(folder, 'read', hosts=1, devices=1)
+  assert (restored['kind'], restored['step']) == ('checkpoint', STEPS[0])

@@ -313,7 +313,7 @@ class _Process:
       self._flags.learner,
       self._run_spec.fingerprints,
       self._run_spec.config.checkpoint.keep_latest,
-      logging.warning,
+      say=logging.warning,
     )
 
   def _programs(self) -> LearnerPrograms:
