@@ -78,8 +78,8 @@ def crcs_of(leaves: Mapping[str, Any]) -> Crcs:
   """
   return {
     name: {
-      _box_name(index, leaf.shape): _crc(np.asarray(data))
-      for index, data, is_saved in _boxes(leaf)
+      box_name(index, leaf.shape): _crc(np.asarray(data))
+      for index, data, is_saved in boxes_of(leaf)
       if is_saved
     }
     for name, leaf in leaves.items()
@@ -101,12 +101,12 @@ def verify(leaves: Mapping[str, Any], crcs: Mapping[str, Mapping[str, int]]):
     BrokenRecord: a CRC differs, or boxes are missing.
   """
   for name, leaf in leaves.items():
-    boxes = {_ranges(text): crc for text, crc in crcs.get(name, {}).items()}
+    boxes = {ranges_of(text): crc for text, crc in crcs.get(name, {}).items()}
     if sum(map(_size, boxes)) != math.prod(leaf.shape):
       raise BrokenRecord(f'the boxes of {name} are not all there')
     for ranges, expected in boxes.items():
-      values = _values(leaf, ranges)
-      if values is not None and (actual := _crc(values)) != expected:
+      found = values(leaf, ranges)
+      if found is not None and (actual := _crc(found)) != expected:
         raise BrokenRecord(
           f'{name} has the CRC {actual:08x}, {expected:08x} was written'
         )
@@ -115,7 +115,7 @@ def verify(leaves: Mapping[str, Any], crcs: Mapping[str, Mapping[str, int]]):
 Ranges = tuple[tuple[int, int], ...]  # By axis.
 
 
-def _boxes(leaf) -> Iterable[tuple[tuple[slice, ...], Any, bool]]:
+def boxes_of(leaf) -> Iterable[tuple[tuple[slice, ...], Any, bool]]:
   """Yields index and values of each box here, and if this process saves it."""
   if not isinstance(leaf, jax.Array):
     yield (slice(None),) * leaf.ndim, leaf, jax.process_index() == 0
@@ -124,12 +124,12 @@ def _boxes(leaf) -> Iterable[tuple[tuple[slice, ...], Any, bool]]:
     yield shard.index, shard.data, shard.replica_id == 0
 
 
-def _values(leaf, ranges: Ranges) -> np.ndarray | None:
+def values(leaf, ranges: Ranges) -> np.ndarray | None:
   """Returns a box's values; None if this process does not have all of them."""
   whole = np.empty([b - a for a, b in ranges], leaf.dtype)
   missing, seen = whole.size, set()
-  for index, data, _ in _boxes(leaf):
-    held = _ranges(_box_name(index, leaf.shape))
+  for index, data, _ in boxes_of(leaf):
+    held = ranges_of(box_name(index, leaf.shape))
     if held == ranges:
       return np.asarray(data)
     common = [
@@ -151,12 +151,14 @@ def _within(common, ranges: Ranges) -> tuple[slice, ...]:
   )
 
 
-def _box_name(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
+def box_name(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
+  """Returns such as '0:8,16:32'."""
   ranges = (s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
   return ','.join(f'{a}:{b}' for a, b in ranges)
 
 
-def _ranges(text: str) -> Ranges:
+def ranges_of(text: str) -> Ranges:
+  """Returns what `box_name` formatted."""
   ends = (part.split(':') for part in text.split(',') if part)
   return tuple((int(first), int(last)) for first, last in ends)
 
