@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from absl import flags, logging
 
+from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.syncer_records import newest_theta_after
 from diloco.config import flags as config_flags
 from diloco.config import run_config
@@ -183,6 +184,8 @@ def main(config) -> int:
   writer = process_writer(workdir, EVALUATOR, run_config.flat(config), monitor)
   try:
     ContinuousEvaluator(run_spec, workdir, writer).run()
+  except BrokenRecord as error:
+    raise ConfigError([str(error)]) from None
   finally:
     writer.close()
   return 0

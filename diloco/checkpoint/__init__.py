@@ -5,8 +5,8 @@ Start with `store`: a folder of checkpoints, written beside the training, of
 which the newest whole one is taken.
 
   store            keeps the newest, skips what is broken
-  orbax_files      how arrays and a text lie in a folder that Orbax writes
-  arrays           trees as named arrays, packed into volumes with a checksum
+  orbax_files      one checkpoint of Orbax: a tree of arrays and a text
+  arrays           trees as named arrays, and the CRCs of their boxes
   learner_records  what a restarted learner goes on from
   syncer_records   what a restarted syncer goes on from: ledger and Θ
   parameters       the final parameters, an Orbax checkpoint

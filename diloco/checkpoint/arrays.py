@@ -1,144 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of arrays as named arrays on the host, packed into volumes.
+"""Trees of arrays by name, and the CRCs of the boxes that they consist of.
 
-If an array is spread over several processes, each has its own shards, under
-names that say which, such as 'params/norm@0:8,16:32'.
+A leaf's name is its path, such as 'params/block/norm'. A *box* is what one
+device has of an array, and what Orbax writes at a time, such as '0:8,16:32'.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from diloco.numerics import native
 
-VOLUME_BYTES_MAX = 16 << 20  # Except for an array that is larger.
-ALIGNMENT_BYTES = 64  # XLA's alignment for arrays that it uses without a copy.
 NAMED_MAX = 3  # Number of differences that an error lists.
-
-
-# Packs many arrays into few vectors of bytes, each array with its own CRC.
-#
-# A checkpoint costs about 0.7 ms of CPU per array that Orbax is given, and a
-# small model has some hundred arrays. So arrays are concatenated into volumes;
-# a large one is a volume by itself, and is not copied for that.
+Crcs = dict[str, dict[str, int]]  # Name -> box -> CRC.
 
 
 class BrokenRecord(Exception):
   """A file is corrupt, or belongs to another run."""
 
 
-def pack(
-  arrays: Mapping[str, np.ndarray], kept: Sequence[np.ndarray] = ()
-) -> tuple[list[np.ndarray], dict[str, dict]]:
-  """Concatenates arrays.
+def named(tree: Any) -> dict[str, Any]:
+  """Returns the leaves by path.
 
-  Args:
-    arrays: by name, of any dtype that numpy or jax knows; not objects.
-    kept: volumes that were packed before and are not needed any more: those of
-      the right size are written to again.
-
-  Returns:
-    The volumes, uint8 vectors, and the place of each array in them, as JSON.
+  The index of a tuple or list, such as a chain of optimizers, is no part of it
+  unless two leaves would have one name.
   """
-  parts: list[list[np.ndarray]] = []
-  index: dict[str, dict] = {}
-  start = VOLUME_BYTES_MAX + 1  # The first array opens the first volume.
-  for name, array in arrays.items():
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if start + data.nbytes > VOLUME_BYTES_MAX:
-      parts.append([])
-      start = 0
-    index[name] = {
-      'volume': len(parts) - 1,
-      'start': start,
-      'shape': list(array.shape),
-      'dtype': array.dtype.name,
-      'crc': native.crc32(data),
-    }
-    parts[-1].append(data)
-    start += data.nbytes
-    if padding := -data.nbytes % ALIGNMENT_BYTES:
-      parts[-1].append(np.zeros(padding, np.uint8))
-      start += padding
-  buffers: dict[int, list[np.ndarray]] = {}
-  for volume in kept:
-    if volume.flags.owndata and volume.flags.writeable:
-      buffers.setdefault(volume.nbytes, []).append(volume)
-  return [_volume(p, buffers) for p in parts], index
+  paths = jax.tree_util.tree_leaves_with_path(tree)
+  for short in (True, False):
+    leaves = {_name(path, short): leaf for path, leaf in paths}
+    if len(leaves) == len(paths):
+      return leaves
+  raise ValueError('two leaves of the tree have one name')
 
 
-def _volume(
-  parts: Sequence[np.ndarray], buffers: Mapping[int, list[np.ndarray]]
-) -> np.ndarray:
-  if len(parts) == 1:
-    return parts[0]
-  fit = buffers.get(sum(part.nbytes for part in parts))
-  return np.concatenate(parts, out=fit.pop() if fit else None)
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns nested dicts, with a level for each part of a name."""
+  tree: dict[str, Any] = {}
+  for name, leaf in leaves.items():
+    *parents, last = name.split('/')
+    node = tree
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[last] = leaf
+  return tree
 
 
-def unpack(
-  volumes: Sequence[np.ndarray], index: Mapping[str, Mapping]
-) -> dict[str, np.ndarray]:
-  """Returns the arrays that `pack` was given, as views of the volumes.
+def kinds(leaves: Mapping[str, Any]) -> dict[str, tuple[str, list[int]]]:
+  """Returns dtype and shape of each leaf, as JSON."""
+  return {name: (x.dtype.name, list(x.shape)) for name, x in leaves.items()}
+
+
+def compare(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+  """Checks that two results of `kinds` are the same.
 
   Raises:
-    BrokenRecord: a volume is missing or too short, or a CRC does not match.
+    BrokenRecord: names, shapes or dtypes differ.
   """
-  arrays = {}
-  for name, at in index.items():
-    dtype = jnp.dtype(at['dtype'])
-    stop = at['start'] + math.prod(at['shape']) * dtype.itemsize
-    if at['volume'] >= len(volumes) or stop > volumes[at['volume']].nbytes:
-      raise BrokenRecord(f'the bytes of {name} are not there')
-    data = volumes[at['volume']][at['start'] : stop]
-    actual = native.crc32(data)
-    if actual != at['crc']:
-      raise BrokenRecord(
-        f'{name} has the CRC {actual:08x}, {at["crc"]:08x} was written'
-      )
-    arrays[name] = data.view(dtype).reshape(at['shape'])
-  return arrays
-
-
-def to_host(tree: Any, views: bool = False) -> dict[str, np.ndarray]:
-  """Returns path -> array on the host, unaffected by a donation of the tree.
-
-  jax arrays are copied (all transfers concurrently). numpy arrays are taken as
-  they are: they must not be written to any more.
-
-  Args:
-    views: jax arrays on CPU devices are not copied; they must not be donated
-      while the result is in use.
-  """
-  leaves = {}
-  for name, leaf in _named(tree).items():
-    for part, _, x in _parts(name, leaf):
-      leaves[part] = x
-  for leaf in leaves.values():
-    if isinstance(leaf, jax.Array):
-      leaf.copy_to_host_async()
-  return {name: _on_host(leaf, views) for name, leaf in leaves.items()}
-
-
-def compare(arrays: Mapping[str, np.ndarray], likes: Any) -> None:
-  """Checks that arrays fit in the places of `likes`.
-
-  Args:
-    arrays: as named by `to_host`.
-    likes: a tree; its leaves have shape and dtype.
-
-  Raises:
-    BrokenRecord: names, shapes or dtypes differ from those of `likes`.
-  """
-  leaves = expected(likes)
   differing = [
-    f'{name} is {_kind(arrays.get(name))}, expected {_kind(leaves.get(name))}'
-    for name in sorted(arrays.keys() | leaves.keys())
-    if _kind(arrays.get(name)) != _kind(leaves.get(name))
+    f'{name} is {_kind(found.get(name))}, expected {_kind(expected.get(name))}'
+    for name in sorted(found.keys() | expected.keys())
+    if _kind(found.get(name)) != _kind(expected.get(name))
   ]
   if differing:
     more = len(differing) - NAMED_MAX
@@ -147,101 +71,115 @@ def compare(arrays: Mapping[str, np.ndarray], likes: Any) -> None:
     )
 
 
-def expected(likes: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns shape and dtype of what this process has of a tree, by name.
+def crcs_of(leaves: Mapping[str, Any]) -> Crcs:
+  """Returns the CRCs of the boxes that this process saves.
 
-  Args:
-    likes: a tree; its leaves have shape and dtype, and may have a sharding.
+  It waits for what is being computed or copied to the host.
   """
   return {
-    part: jax.ShapeDtypeStruct(_shape(index, like), like.dtype)
-    for name, like in _named(likes).items()
-    for part, index in _expected(name, like)
+    name: {
+      box_name(index, leaf.shape): _crc(np.asarray(data))
+      for index, data, is_saved in boxes_of(leaf)
+      if is_saved
+    }
+    for name, leaf in leaves.items()
   }
 
 
-def place(arrays: Mapping[str, np.ndarray], likes: Any) -> Any:
-  """Returns the tree `likes` with `arrays` in it, checked by `compare`.
+def verify(leaves: Mapping[str, Any], crcs: Mapping[str, Mapping[str, int]]):
+  """Checks the boxes that were saved and are in this process now.
 
-  If a leaf of `likes` has a sharding, the array is put there, whatever mesh it
-  lay on; otherwise it stays on the host.
+  Saved and restored with the same mesh and hosts, these are all; so they are in
+  a learner's only host, wherever it was saved. Otherwise a box may lie in
+  several hosts, and is not checked.
+
+  Args:
+    leaves: by name, as restored.
+    crcs: of all processes that saved, merged.
+
+  Raises:
+    BrokenRecord: a CRC differs, or boxes are missing.
   """
-  placed = [_placed(name, arrays, like) for name, like in _named(likes).items()]
-  return jax.tree.structure(likes).unflatten(placed)
+  for name, leaf in leaves.items():
+    boxes = {ranges_of(text): crc for text, crc in crcs.get(name, {}).items()}
+    if sum(map(_size, boxes)) != math.prod(leaf.shape):
+      raise BrokenRecord(f'the boxes of {name} are not all there')
+    for ranges, expected in boxes.items():
+      found = values(leaf, ranges)
+      if found is not None and (actual := _crc(found)) != expected:
+        raise BrokenRecord(
+          f'{name} has the CRC {actual:08x}, {expected:08x} was written'
+        )
 
 
-def _placed(name: str, arrays: Mapping[str, np.ndarray], like):
-  sharding = getattr(like, 'sharding', None)
-  if sharding is None:
-    return arrays[name]
-  if sharding.is_fully_addressable:
-    return jax.device_put(arrays[name], sharding)
-  return jax.make_array_from_callback(
-    like.shape, sharding, lambda index: arrays[_part_name(name, index, like)]
-  )
+Ranges = tuple[tuple[int, int], ...]  # By axis.
 
 
-def _parts(name: str, leaf):
-  """Yields (name, index, array) of a leaf's parts in this process."""
-  if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
-    yield name, None, leaf
+def boxes_of(leaf) -> Iterable[tuple[tuple[slice, ...], Any, bool]]:
+  """Yields index and values of each box here, and if this process saves it."""
+  if not isinstance(leaf, jax.Array):
+    yield (slice(None),) * leaf.ndim, leaf, jax.process_index() == 0
     return
-  seen = set()
   for shard in leaf.addressable_shards:
-    part = _part_name(name, shard.index, leaf)
-    if part not in seen:
-      seen.add(part)
-      yield part, shard.index, shard.data
+    yield shard.index, shard.data, shard.replica_id == 0
 
 
-def _expected(name: str, like):
-  """Returns (name, index) of the parts of a leaf that are of this process."""
-  sharding = getattr(like, 'sharding', None)
-  if sharding is None or sharding.is_fully_addressable:
-    return {name: None}.items()
-  indices = sharding.addressable_devices_indices_map(like.shape).values()
-  return {_part_name(name, index, like): index for index in indices}.items()
+def values(leaf, ranges: Ranges) -> np.ndarray | None:
+  """Returns a box's values; None if this process does not have all of them."""
+  whole = np.empty([b - a for a, b in ranges], leaf.dtype)
+  missing, seen = whole.size, set()
+  for index, data, _ in boxes_of(leaf):
+    held = ranges_of(box_name(index, leaf.shape))
+    if held == ranges:
+      return np.asarray(data)
+    common = [
+      (max(a, c), min(b, d))
+      for (a, b), (c, d) in zip(ranges, held, strict=True)
+    ]
+    if held in seen or any(first >= last for first, last in common):
+      continue
+    seen.add(held)
+    missing -= _size(common)
+    whole[_within(common, ranges)] = np.asarray(data)[_within(common, held)]
+  return None if missing else whole
 
 
-def _part_name(name: str, index: tuple[slice, ...], like) -> str:
-  ranges = (s.indices(n)[:2] for s, n in zip(index, like.shape))
-  return f'{name}@' + ','.join(f'{a}:{b}' for a, b in ranges)
-
-
-def _shape(index: tuple[slice, ...] | None, like) -> tuple[int, ...]:
-  if index is None:
-    return tuple(like.shape)
-  return tuple(len(range(*s.indices(n))) for s, n in zip(index, like.shape))
-
-
-def _named(tree: Any) -> dict[str, Any]:
-  paths = jax.tree_util.tree_leaves_with_path(tree)
-  named = {
-    jax.tree_util.keystr(path, simple=True, separator='/'): leaf
-    for path, leaf in paths
-  }
-  if len(named) != len(paths):
-    raise ValueError('two leaves of the tree have one name')
-  return named
-
-
-def _on_host(leaf, views: bool) -> np.ndarray:
-  on_cpu = isinstance(leaf, jax.Array) and any(
-    device.platform == 'cpu' for device in leaf.devices()
+def _within(common, ranges: Ranges) -> tuple[slice, ...]:
+  return tuple(
+    slice(first - start, last - start)
+    for (first, last), (start, _) in zip(common, ranges)
   )
-  if not on_cpu:
-    return np.asarray(leaf)
-  if len(leaf.devices()) > 1:
-    # jax would keep what it puts together for as long as it has the array.
-    whole = np.empty(leaf.shape, leaf.dtype)
-    for shard in leaf.addressable_shards:
-      whole[shard.index] = shard.data
-    return whole
-  # It may be the very buffer that a donation overwrites.
-  array = np.asarray(leaf)
-  return array if views else array.copy()
 
 
-def _kind(leaf) -> str:
-  """Returns dtype and shape, such as 'float32[4, 8]'."""
-  return 'absent' if leaf is None else f'{leaf.dtype.name}{list(leaf.shape)}'
+def box_name(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
+  """Returns such as '0:8,16:32'."""
+  ranges = (s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
+  return ','.join(f'{a}:{b}' for a, b in ranges)
+
+
+def ranges_of(text: str) -> Ranges:
+  """Returns what `box_name` formatted."""
+  ends = (part.split(':') for part in text.split(',') if part)
+  return tuple((int(first), int(last)) for first, last in ends)
+
+
+def _size(ranges: Iterable[tuple[int, int]]) -> int:
+  return math.prod(last - first for first, last in ranges)
+
+
+def _crc(array: np.ndarray) -> int:
+  return native.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def _name(path, short: bool) -> str:
+  kept = [
+    key
+    for key in path
+    if not (short and isinstance(key, jax.tree_util.SequenceKey))
+  ]
+  return jax.tree_util.keystr(tuple(kept), simple=True, separator='/')
+
+
+def _kind(kind) -> str:
+  """Formats dtype and shape, such as 'float32[4, 8]'."""
+  return 'absent' if kind is None else f'{kind[0]}{list(kind[1])}'

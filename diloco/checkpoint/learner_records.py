@@ -6,15 +6,18 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from diloco.checkpoint.arrays import BrokenRecord
-from diloco.checkpoint.store import Checkpoint, Checkpoints
+from diloco.checkpoint.store import Checkpoint, Checkpoints, old_format
 from diloco.protocol.config import BLEND, with_current_blend
 
 # It may be larger than when a checkpoint was made: the run was extended.
 TOTAL_STEPS = 'protocol.total_steps'
-Bases = Mapping[int, Mapping[str, np.ndarray]]  # Fragment -> piece -> f32.
+# Fragment -> piece -> f32 array: a numpy array, or where several hosts have the
+# piece a jax array of all of them.
+Bases = Mapping[int, Mapping[str, np.ndarray | jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,22 +28,24 @@ class HeldState:
     params: θ; None if only the inner state is held.
     inner_state: the inner optimizer's state.
     release: from its call on, which may come from any thread, the arrays may be
-      overwritten; a second call does nothing. None: they may be as soon as
-      the method that is given them has returned.
+      overwritten; a second call does nothing.
   """
 
   params: Any
   inner_state: Any
-  release: Callable[[], None] | None = None
+  release: Callable[[], None] = lambda: None
 
 
 class LearnerRecords(Checkpoints):
-  """A learner's checkpoints in one folder, for one thread.
+  """A learner's checkpoints in one folder, for one thread of each host.
 
   Args:
-    folder: used by this learner alone.
+    folder: used by this learner alone, and the same for all of its hosts.
     fingerprints: of the run; checkpoints with others are refused.
-    **options: of `Checkpoints`.
+    keep_latest: see `Checkpoints`, as for `say`.
+
+  Raises:
+    BrokenRecord: the folder is of an earlier version of this program.
   """
 
   def __init__(
@@ -48,27 +53,35 @@ class LearnerRecords(Checkpoints):
     folder: pathlib.Path,
     learner: int,
     fingerprints: Mapping[str, str],
-    *args,
-    **options,
+    keep_latest: int,
+    say: Callable[[str], None],
   ):
-    super().__init__(folder, *args, **options)
+    super().__init__(folder, keep_latest, say)
+    for path in folder.glob('host-*'):  # Each host had a folder of its own.
+      raise BrokenRecord(old_format(path))
     self.learner = learner
     self._identity = {**fingerprints, 'learner': str(learner)}
 
   def save_state(
-    self, step: int, held: HeldState, bases: Bases, progress: Mapping
+    self,
+    step: int,
+    held: HeldState,
+    bases: Callable[[], Bases],
+    progress: Mapping,
   ) -> bool:
     """Starts to save; see `Checkpoints.save`.
 
     Args:
       step: inner steps made; newer than all that was saved.
       held: θ and the inner state after that step; released.
-      bases: Θ_p as last received, by fragment; never written to.
+      bases: returns Θ_p as last received, by fragment; called on a thread.
       progress: plain JSON; see `restore.progress_of`.
     """
     meta = {'identity': self._identity, 'progress': progress}
-    tree = _tree(held.params, held.inner_state, bases)
-    return self.save(step, tree, meta, held.release)
+    params, state = held.params, held.inner_state
+    return self.save(
+      step, lambda: _tree(params, state, bases()), meta, held.release
+    )
 
   def restore_state(
     self,
@@ -82,11 +95,11 @@ class LearnerRecords(Checkpoints):
     Args:
       params_like: shape, dtype and sharding of each parameter.
       inner_like: shape, dtype and sharding of each leaf of the inner state.
-      bases_like: shape and dtype of each base.
+      bases_like: shape, dtype and, for a jax array, sharding of each base.
       step: that checkpoint or none.
 
     Returns:
-      Its arrays are 'params', 'inner_state' and 'bases'; its `meta` has the
+      Its arrays are 'params', 'optimizer' and 'bases'; its `meta` has the
       'progress' that was saved.
 
     Raises:
@@ -118,6 +131,6 @@ class LearnerRecords(Checkpoints):
 def _tree(params, inner_state, bases: Bases) -> dict[str, Any]:
   return {
     'params': params,
-    'inner_state': inner_state,
+    'optimizer': inner_state,
     'bases': {p: dict(pieces) for p, pieces in bases.items()},
   }

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes volumes and a text in a folder of Orbax's.
-
-There are two ways, which the caller chooses: `SoleFiles`, by Orbax's v1, for a
-process that is alone in its JAX process group; and `HostFiles`, for one of
-several.
+"""Reads and writes one checkpoint by Orbax's v1: a tree of arrays and a text.
 
 Orbax takes about a third of a second of CPU to import. So that happens with the
 first checkpoint that is read, or on the thread that writes the first one: most
@@ -13,21 +9,18 @@ that came from a slow disk that took 11 s. So `orbax` first reads the file
 through, during which all other threads go on.
 """
 
+import asyncio
 import functools
 import importlib.util
 import json
-import os
 import pathlib
-import shutil
 import threading
 import zlib
 from collections.abc import Mapping
 
-import numpy as np
+import jax
 
 from diloco.checkpoint.arrays import BrokenRecord
-
-Volumes = Mapping[str, np.ndarray]  # Number -> uint8 vector.
 
 # Held by whatever saves or loads with Orbax, which numbers its operations for
 # the whole process and signals to the newest that a folder is there: a save
@@ -36,8 +29,10 @@ Volumes = Mapping[str, np.ndarray]  # Number -> uint8 vector.
 OPERATING = threading.Lock()
 
 CHUNK_BYTES = 1 << 20
+SAVE_S_MAX = 600  # Then a host that lives gives up one that writes too slowly.
 UNFINISHED = '.orbax-checkpoint-tmp'  # Of the name of what is being written.
-TEXT = 'text/metadata'  # Of a host's checkpoint.
+STATE = 'state'  # The item that Orbax looks for first.
+CRCS = 'crcs'
 
 
 @functools.cache
@@ -45,7 +40,13 @@ def orbax():
   """Returns Orbax's v1, imported while other threads run."""
   read_shared_objects('tensorstore')
   from orbax.checkpoint import v1
+  from orbax.checkpoint.experimental.v1._src.saving import execution
 
+  # It compares paths by collectives on the devices. A save is not of the thread
+  # that dispatches steps: between these, hosts would run it at different
+  # places, and wait for each other for ever.
+  assert callable(execution._check_directory_consistency)
+  execution._check_directory_consistency = lambda path: None
   return v1
 
 
@@ -65,95 +66,90 @@ def read_shared_objects(package: str) -> int:
   return total
 
 
-class SoleFiles:
-  """Checkpoints of a process that is alone in its JAX process group.
+def save(path: pathlib.Path, tree: Mapping, text: str, crcs: str) -> None:
+  """Writes one checkpoint atomically, together with all hosts of a learner.
+
+  Every process of the JAX process group has to call it, for the same saves in
+  the same order: Orbax lets them wait for each other. If one of them dies, it
+  raises in the others, or JAX ends them.
 
   Args:
-    folder: of the checkpoints, to be written to; one instance at a time.
-    keep_latest: number of newest checkpoints that stay.
+    path: of the checkpoint; all processes see the same folder there.
+    tree: nested dicts of arrays. Of each jax array a process writes the shards
+      that are the first with their values; numpy arrays are written by the
+      first process. None may change meanwhile.
+    text: of the first process; it becomes `custom_metadata`, with a CRC.
+    crcs: this process's text; see `read_crcs`.
   """
-
-  def __init__(self, folder: pathlib.Path, keep_latest: int):
-    v1 = orbax()
-    context = v1.Context()
-    context.array.saving.use_compression = False  # Nothing to gain in f32.
-    context.array.saving.enable_post_merge_validation = False
-    context.memory.deepcopy_host_arrays = False  # They are not written to.
-    self._checkpointer = v1.training.Checkpointer(
-      folder,
-      context=context,
-      preservation_policy=v1.training.preservation_policies.LatestN(
-        keep_latest
-      ),
-      cleanup_tmp_directories=True,
+  with OPERATING, _context():
+    orbax().save_checkpointables(
+      path, {STATE: tree, CRCS: _Crcs(crcs)}, custom_metadata=sealed(text)
     )
 
-  def save(self, step: int, volumes: Volumes, text: str) -> None:
-    """Writes one checkpoint atomically; removes old ones."""
-    self._checkpointer.save_checkpointables(
-      step,
-      {'volumes': dict(volumes)},
-      custom_metadata=sealed(text),
-      force=True,  # Whether to save was decided by the caller.
-    )
 
-  def close(self) -> None:
-    """Closes the folder; nothing is written any more."""
-    self._checkpointer.close()
+def load(path: pathlib.Path, likes: Mapping) -> dict:
+  """Reads arrays of one checkpoint, together with all hosts of a learner.
 
-  @staticmethod
-  def read_text(path: pathlib.Path) -> str:
-    """Returns the text of one checkpoint; `BrokenRecord` if it is damaged."""
-    return proven(orbax().checkpointables_metadata(path).custom_metadata)
-
-  @staticmethod
-  def read_volumes(path: pathlib.Path) -> Volumes:
-    """Returns the volumes of one checkpoint."""
-    with OPERATING:
-      return orbax().load(path, checkpointable_name='volumes')
-
-
-class HostFiles:
-  """The same of one process among several of a learner.
-
-  There Orbax's v1 treats every save as one of all processes, and waits for the
-  others. Each host saves its own part, and none waits for another: it writes
-  the same files as Orbax's v0 manager would, under a name that becomes the
-  step's once all of them are there.
+  Args:
+    likes: the saved tree. Where a leaf is `np.ndarray` the result is one; where
+      it has shape, dtype and sharding, a jax array of that, of which each
+      process reads its own shards, however they were cut when they were saved.
   """
-
-  def __init__(self, folder: pathlib.Path, keep_latest: int):
-    self._folder = folder
-    self._keep_latest = keep_latest
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob('*' + UNFINISHED):
-      shutil.rmtree(path, ignore_errors=True)
-
-  def save(self, step: int, volumes: Volumes, text: str) -> None:
-    unfinished = self._folder / f'{step}{UNFINISHED}'
-    (unfinished / 'volumes').mkdir(parents=True)
-    for name, vector in volumes.items():
-      np.save(unfinished / 'volumes' / f'{name}.npy', vector)
-    (unfinished / TEXT).parent.mkdir()
-    (unfinished / TEXT).write_text(json.dumps(sealed(text)))
-    os.replace(unfinished, self._folder / str(step))
-    names = (x.name for x in self._folder.iterdir() if x.name.isdecimal())
-    for old in sorted(map(int, names))[: -self._keep_latest]:
-      shutil.rmtree(self._folder / str(old))
-
-  def close(self) -> None:
-    pass
-
-  @staticmethod
-  def read_text(path: pathlib.Path) -> str:
-    return proven(json.loads((path / TEXT).read_text()))
-
-  @staticmethod
-  def read_volumes(path: pathlib.Path) -> Volumes:
-    return {x.stem: np.load(x) for x in (path / 'volumes').glob('*.npy')}
+  with OPERATING:
+    return orbax().load(path, likes, checkpointable_name=STATE)
 
 
-Files = type[SoleFiles] | type[HostFiles]
+def read_text(path: pathlib.Path) -> str:
+  """Returns the text of one checkpoint; `BrokenRecord` if it is damaged.
+
+  It does without Orbax, which takes longer to import than this to read.
+  """
+  metadata = json.loads((path / '_CHECKPOINT_METADATA').read_text())
+  return proven(metadata['custom_metadata'])
+
+
+def read_crcs(path: pathlib.Path) -> list[str]:
+  """Returns the `crcs` of every process that took part in the save."""
+  return [
+    proven(json.loads(file.read_text()))
+    for file in sorted((path / CRCS).iterdir())
+  ]
+
+
+def is_first() -> bool:
+  """True in one process of the JAX process group."""
+  return jax.process_index() == 0
+
+
+@functools.cache
+def _context():
+  context = orbax().Context()
+  saving = context.array.saving
+  saving.use_compression = False  # Nothing to gain in f32.
+  saving.enable_post_merge_validation = False
+  saving.use_replica_parallel = False  # A shard is written as it is.
+  saving.enable_pinned_host_transfer = False  # It is on the host already.
+  context.asynchronous.timeout_secs = SAVE_S_MAX
+  context.memory.deepcopy_host_arrays = False  # They are not written to.
+  # Then `_Crcs.save` finds its folder, and has written to it before any process
+  # waits for the others' arrays, and so before the checkpoint is complete.
+  context.asynchronous.create_directories_asynchronously = False
+  return context
+
+
+class _Crcs:
+  """A text of each process, as an item of Orbax's checkpoint."""
+
+  def __init__(self, text: str):
+    self._text = text
+
+  async def save(self, directory):
+    path = directory.path / f'{jax.process_index()}.json'
+    path.write_text(json.dumps(sealed(self._text)))
+    return asyncio.sleep(0)  # Nothing is left to be awaited.
+
+  async def load(self, directory):
+    raise NotImplementedError  # See `read_crcs`.
 
 
 def sealed(text: str) -> dict:

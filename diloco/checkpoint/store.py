@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder of checkpoints, written by Orbax concurrently with training.
 
-`save` returns at once where the caller can leave the arrays as they are until
-they are written, and otherwise after a copy of what lies on devices; a thread
-does the rest. This package has a thread of its own instead of Orbax's for two
-reasons: with 60 arrays Orbax works some 35 ms in the caller's thread, and the
-CRCs, which it lacks, must be known when it begins. One save at a time is in
-progress, and its buffers are kept for the next one. A save that fails never
-harms training, and an unreadable checkpoint never keeps a process from starting
-with a readable one.
+`save` returns at once; a thread does the rest, and until it is done the caller
+leaves the arrays as they are. It is a thread of this package's instead of
+Orbax's for two reasons: with 60 arrays Orbax works some 35 ms in the caller's
+thread, and the CRCs, which it lacks, must be known when it begins. One save at
+a time is in progress. A save that fails never harms training, and an unreadable
+checkpoint never keeps a process from starting with a readable one.
+
+The hosts of a learner save together, into one folder that all of them see.
 """
 
-import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import queue
@@ -23,6 +23,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from diloco.checkpoint import arrays as checkpoint_arrays
@@ -30,7 +32,7 @@ from diloco.checkpoint import orbax_files
 from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.orbax_files import UNFINISHED
 
-FORMAT = 1  # Format of the text in Orbax's checkpoint.
+FORMAT = 2  # 1 had arrays packed in volumes, which Orbax could not name.
 BROKEN = '.broken'
 REMOVALS_MAX = 20  # Of what a failed save has left; the next save does, too.
 REMOVE_AGAIN_S = 0.1
@@ -60,34 +62,30 @@ class Checkpoints:
   An unreadable one is renamed to STEP.broken for inspection.
 
   Args:
-    folder: made by the first save; no other process may write to it.
+    folder: made by the first save; no process but the hosts of one learner may
+      write to it.
     keep_latest: number of newest checkpoints to keep, at least 1.
     say: called with one line on what went wrong, from any thread.
-    files: how they are written; `HostFiles` for one process among several.
 
   Attributes:
     failed: number of saves that were begun and failed.
+    on_over: called on a thread with the step of a save that is over, whether it
+      was completed or not.
   """
 
   def __init__(
-    self,
-    folder: pathlib.Path,
-    keep_latest: int,
-    say: Callable[[str], None],
-    files: orbax_files.Files = orbax_files.SoleFiles,
+    self, folder: pathlib.Path, keep_latest: int, say: Callable[[str], None]
   ):
     self._folder = folder.absolute()
-    self._files = files
     self._keep_latest = keep_latest
     self._say = say
-    self._opened: orbax_files.SoleFiles | orbax_files.HostFiles | None = None
     self._thread: threading.Thread | None = None
     self._jobs: queue.SimpleQueue = queue.SimpleQueue()
     self._idle = threading.Event()
     self._idle.set()
-    self._kept: list[np.ndarray] = []  # Volumes, to be written to again.
     self._newest = max(self._steps(), default=-1)
     self.failed = 0
+    self.on_over: Callable[[int], None] = lambda step: None
 
   @property
   def newest_step(self) -> int | None:
@@ -115,23 +113,19 @@ class Checkpoints:
   def save(
     self,
     step: int,
-    arrays: Any,
+    tree: Any,
     meta: Mapping,
-    release: Callable[[], None] | None = None,
+    release: Callable[[], None] = lambda: None,
   ) -> bool:
-    """Starts to save.
-
-    Without `release` it returns after the copies from the devices, which wait
-    for the computations that make the arrays. With it, it returns at once, and
-    all of that is the thread's.
+    """Starts to save, on a thread.
 
     Args:
       step: newer than every checkpoint in the folder.
-      arrays: a tree. Without `release`, jax arrays may be donated as soon as
-        this returns; numpy arrays may not be written to any more.
+      tree: arrays, or a function that makes them on the thread. None may change
+        meanwhile, and jax arrays may not be donated before `release`.
       meta: plain JSON.
-      release: called once, when the jax arrays may be donated: on the thread,
-        or here if the save does not begin.
+      release: called once, when nothing reads the arrays any more: on the
+        thread, or here if the save does not begin.
 
     Returns:
       False, with a log line, if the last save is still in progress or `step` is
@@ -144,16 +138,14 @@ class Checkpoints:
     try:
       meta = json.loads(json.dumps(meta))  # A copy; fails here, not later.
       begins = self.can_begin(step)
-      if begins and release is None:
-        arrays = checkpoint_arrays.to_host(arrays)
     finally:
-      if release is not None and not begins:
+      if not begins:
         release()
     if not begins:
       return False
     self._idle.clear()
     # A list, so that the thread can let go of it.
-    self._jobs.put((step, [arrays], meta, release))
+    self._jobs.put((step, [tree], meta, release))
     if self._thread is None:
       # A daemon: without `close`, the process need not wait for a slow disk.
       self._thread = threading.Thread(
@@ -177,9 +169,6 @@ class Checkpoints:
       self._jobs.put(None)
       self._thread.join(timeout_s)
       self._thread = None
-    if self._opened is not None:
-      self._opened.close()
-      self._opened = None
 
   def _run(self):
     """Writes one checkpoint after the other, on the thread."""
@@ -187,64 +176,69 @@ class Checkpoints:
       try:
         self._save(*job)
       finally:
-        job = None
+        step, job = job[0], None
         self._idle.set()
+        self.on_over(step)
 
-  def _save(self, step: int, arrays: list, meta, release):
+  def _save(self, step: int, trees: list, meta, release):
     """Writes a checkpoint, on the thread."""
     path = self._folder / str(step)
     try:
-      host = arrays.pop()
-      if release is not None:  # On accelerators this frees the copy there.
-        host = checkpoint_arrays.to_host(host, views=True)
-      self._write(step, host, meta)
+      tree = trees.pop()
+      self._write(step, tree() if callable(tree) else tree, meta)
       self._newest = step
     # No error of a save may end the training.
     except Exception as error:  # noqa: BLE001 - said and counted.
       self.failed += 1
       self._say(f'{path} could not be written: {_line(error)}')
-      self._opened = None  # It would raise the same error again.
       unfinished = path.with_name(path.name + UNFINISHED)
       for _ in range(REMOVALS_MAX):  # Orbax's threads may still write there.
         shutil.rmtree(unfinished, ignore_errors=True)
         if not unfinished.exists():
           break
         threading.Event().wait(REMOVE_AGAIN_S)
-      self._kept = []
     finally:
-      host = None  # The last view.
-      if release is not None:
-        release()
+      tree = None
+      release()
 
-  def _write(self, step: int, host, meta):
-    vectors, index = checkpoint_arrays.pack(host, self._kept)
-    self._kept = [x for x in vectors if x.flags.owndata]
-    text = json.dumps({'format': FORMAT, 'meta': meta, 'arrays': index})
-    if self._opened is None:  # By the thread.
-      self._opened = self._files(self._folder, self._keep_latest)
-    named = {f'{i:04d}': v for i, v in enumerate(vectors)}
-    with orbax_files.OPERATING:
-      self._opened.save(step, named, text)
+  def _write(self, step: int, tree, meta):
+    path = self._folder / str(step)
+    leaves = {
+      name: x if isinstance(x, jax.Array) else np.asarray(x)
+      for name, x in checkpoint_arrays.named(tree).items()
+    }
+    kinds = checkpoint_arrays.kinds(leaves)
+    text = json.dumps({'format': FORMAT, 'meta': meta, 'arrays': kinds})
+    filled = {name: x for name, x in leaves.items() if x.size}
+    crcs = json.dumps(checkpoint_arrays.crcs_of(filled))
+    if orbax_files.is_first():
+      self._folder.mkdir(parents=True, exist_ok=True)
+      for left in self._folder.glob('*' + UNFINISHED):
+        shutil.rmtree(left, ignore_errors=True)
+    orbax_files.save(path, checkpoint_arrays.nested(filled), text, crcs)
+    if not path.is_dir():
+      raise FileNotFoundError('it is not in the folder of this host')
+    if orbax_files.is_first():
+      for old in sorted(self._steps())[: -self._keep_latest]:
+        shutil.rmtree(self._folder / str(old), ignore_errors=True)
 
   # Restoring ----------------------------------------------------------------
 
   def newest_meta(self) -> dict | None:
     """Returns the `meta` of the newest checkpoint whose text is intact."""
     for step in sorted(self._steps(), reverse=True):
-      try:
-        return _read_text(self._files, self._folder / str(step))['meta']
-      except UNREADABLE as error:
-        self._say(f'{self._folder / str(step)}: {_line(error)}')
+      path = self._folder / str(step)
+      text = _read_text(
+        path, lambda why, path=path: self._say(f'{path}: {why}')
+      )
+      if text is not None:
+        return text['meta']
     return None
 
   def readable(self) -> tuple[int, ...]:
     """Returns the steps of checkpoints whose text is intact, ascending."""
-    steps = []
-    for step in sorted(self._steps()):
-      with contextlib.suppress(*UNREADABLE):
-        _read_text(self._files, self._folder / str(step))
-        steps.append(step)
-    return tuple(steps)
+    steps = sorted(self._steps())
+    return tuple(s for s in steps if _read_text(self._folder / str(s)))
 
   def restore(
     self,
@@ -254,44 +248,50 @@ class Checkpoints:
   ) -> Checkpoint | None:
     """Restores the newest intact checkpoint; logs why newer ones are not.
 
+    The hosts of a learner call it for one step, all of them.
+
     Args:
       likes: the expected tree: leaves of shape and dtype. A leaf with a
-        sharding is put there, others stay on the host.
+        sharding becomes a jax array of it, others stay on the host.
       check: called with `meta` first; its errors are raised here.
       step: that checkpoint or none.
+
+    Raises:
+      BrokenRecord: it is of an earlier version of this program.
     """
     self._idle.wait()
     for path in sorted(self._folder.glob('*' + UNFINISHED)):
       self._say(f'{path} is passed over: half written')
+    leaves = checkpoint_arrays.named(likes)
+    kinds = checkpoint_arrays.kinds(leaves)
     steps = [s for s in self._steps() if step in (None, s)]
     for step in sorted(steps, reverse=True):
       path = self._folder / str(step)
-      try:
-        text = _read_text(self._files, path)
-      except UNREADABLE as error:
-        self._set_aside(path, _line(error))
+      text = _read_text(path, lambda why, path=path: self._set_aside(path, why))
+      if text is None:
         continue
       check(text['meta'])
       try:
-        arrays = _read_arrays(self._files, path, text['arrays'])
-        checkpoint_arrays.compare(arrays, likes)
+        checkpoint_arrays.compare(text['arrays'], kinds)
+        arrays = _read_arrays(path, leaves)
       except UNREADABLE as error:
         self._set_aside(path, _line(error))
         continue
-      placed = checkpoint_arrays.place(arrays, likes)
-      return Checkpoint(path, step, text['meta'], placed)
+      tree = jax.tree.structure(likes).unflatten(arrays[x] for x in leaves)
+      return Checkpoint(path, step, text['meta'], tree)
     return None
 
   def set_aside_after(self, step: int) -> None:
-    """Sets aside checkpoints of later steps, which other hosts do not have.
+    """Sets aside checkpoints of later steps, which not all hosts can read.
 
-    Otherwise a save of such a step would be refused here, and this one taken
-    for it, though it is of another course of the run.
+    Otherwise a save of such a step would be refused, and this one taken for it,
+    though it is of another course of the run.
     """
     self._idle.wait()
     for newer in sorted(each for each in self._steps() if each > step):
       path = self._folder / str(newer)
-      self._set_aside(path, 'another host has none of this step')
+      self._set_aside(path, 'another host can not read it')
+    self._newest = step
 
   def _set_aside(self, path: pathlib.Path, why: str):
     """Renames a checkpoint out of the way of newer ones of the same step."""
@@ -300,9 +300,10 @@ class Checkpoints:
     shutil.rmtree(aside, ignore_errors=True)
     try:
       os.replace(path, aside)
+    except FileNotFoundError:
+      pass  # Another host was first.
     except OSError as problem:
       self._say(f'{path} could not be renamed: {_line(problem)}')
-    self._opened = None  # It has listed what is there.
     self._newest = max(self._steps(), default=-1)
 
   def _steps(self) -> list[int]:
@@ -314,38 +315,87 @@ class Checkpoints:
 def newest_after(folder: pathlib.Path, step: int) -> Checkpoint | None:
   """Returns the newest checkpoint after `step`, for processes that only read.
 
-  Its arrays are by path, such as '0/theta/NAME', not in their tree. None if
+  Its arrays are by path, such as 'theta/0/NAME', not in their tree. None if
   none is intact: another process writes and removes them meanwhile, and only
   that one sets broken ones aside.
+
+  Raises:
+    BrokenRecord: it is of an earlier version of this program.
   """
   names = folder.iterdir() if folder.is_dir() else ()
   steps = (int(path.name) for path in names if path.name.isdecimal())
   for each in sorted((s for s in steps if s > step), reverse=True):
     path = (folder / str(each)).absolute()
+    text = _read_text(path)
+    if text is None:
+      continue
     try:
-      text = _read_text(orbax_files.SoleFiles, path)
-      arrays = _read_arrays(orbax_files.SoleFiles, path, text['arrays'])
+      likes = {
+        name: np.broadcast_to(np.empty((), jnp.dtype(dtype)), shape)
+        for name, (dtype, shape) in text['arrays'].items()
+      }
+      arrays = _read_arrays(path, likes)
     except UNREADABLE:
       continue
     return Checkpoint(path, each, text['meta'], arrays)
   return None
 
 
-def _read_text(files: orbax_files.Files, path: pathlib.Path) -> dict:
-  """Returns the text of a checkpoint, verified by its CRC."""
-  text = json.loads(files.read_text(path))
-  if text['format'] != FORMAT:
-    raise BrokenRecord(f'its format is {text["format"]}, not {FORMAT}')
+def _read_text(
+  path: pathlib.Path, tell: Callable[[str], object] = lambda why: None
+) -> dict | None:
+  """Returns the text of a checkpoint, verified by its CRC; None if broken.
+
+  Args:
+    tell: called with the reason.
+
+  Raises:
+    BrokenRecord: it is of an earlier version of this program.
+  """
+  try:
+    text = json.loads(orbax_files.read_text(path))
+    found = text['format']
+  except UNREADABLE as error:
+    tell(_line(error))
+    return None
+  if found != FORMAT:
+    raise BrokenRecord(old_format(path))
   return text
 
 
-def _read_arrays(
-  files: orbax_files.Files, path: pathlib.Path, index: Mapping
-) -> dict:
-  volumes = files.read_volumes(path)
-  return checkpoint_arrays.unpack(
-    [volumes[name] for name in sorted(volumes)], index
+def old_format(path: pathlib.Path) -> str:
+  """Returns what to do about a checkpoint of an earlier version."""
+  return (
+    f'{path} is of an earlier version of this program: go on with that '
+    'version, or begin anew in another folder'
   )
+
+
+def _read_arrays(path: pathlib.Path, likes: Mapping[str, Any]) -> dict:
+  """Returns arrays by name, verified by their CRCs.
+
+  Args:
+    likes: all that were saved, by name.
+  """
+  filled = {name: like for name, like in likes.items() if math.prod(like.shape)}
+  abstract = {
+    name: np.ndarray
+    if (sharding := getattr(like, 'sharding', None)) is None
+    else jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+    for name, like in filled.items()
+  }
+  tree = orbax_files.load(path, checkpoint_arrays.nested(abstract))
+  arrays = checkpoint_arrays.named(tree)
+  crcs: checkpoint_arrays.Crcs = {}
+  for text in orbax_files.read_crcs(path):
+    for name, boxes in json.loads(text).items():
+      crcs[name] = crcs.get(name, {}) | boxes
+  checkpoint_arrays.verify(arrays, crcs)
+  # Orbax does not save them.
+  return arrays | {
+    name: np.empty(likes[name].shape, likes[name].dtype)
+    for name in likes.keys() - filled.keys()
+  }
 
 
 def _line(error: Exception) -> str:

@@ -33,6 +33,7 @@ from diloco.protocol.syncer.state import LearnerAccount, Ledger
 from diloco.protocol.values import Ema
 
 STATES = 'states'  # Folder of the checkpoints, in the syncer's.
+FIELDS = ('theta', 'residual', 'optimizer_state')  # Of `outer.FragmentState`.
 LOCK = 'lock'
 LOCK_S = 10.0  # Time for an earlier process to end.
 LOCK_AGAIN_S = 0.1
@@ -60,8 +61,8 @@ def newest_theta_after(
     part = newest_after(place / STATES, newest.step - 1)
     if part is None or part.step != newest.step:
       return None
-    for i, p in enumerate(part.meta['fragments']):
-      theta = _under(f'{i}/theta/', part.arrays)
+    for p in part.meta['fragments']:
+      theta = _under(f'theta/{p}/', part.arrays)
       thetas[p] = thetas.get(p, {}) | theta
   return newest.step, [thetas[p] for p in sorted(thetas)]
 
@@ -252,33 +253,40 @@ class SyncerRecords:
       fragments: indices of these states' fragments; None: all, in order.
       ledger: current arguments of `write_ledger`; None: kept elsewhere.
     """
+    fragments = range(len(states)) if fragments is None else fragments
     meta: dict[str, Any] = {
       'versions': [state.version for state in states],
-      'fragments': list(range(len(states)) if fragments is None else fragments),
+      'fragments': list(fragments),
     }
     if ledger is not None:
       meta['record'] = _record(*ledger)
-    return self._states.save(closed_round, _tree(states), meta)
+    return self._states.save(closed_round, _tree(states, fragments), meta)
 
-  def restore(self, like: Sequence) -> tuple[tuple[int, ...], list] | None:
+  def restore(
+    self, like: Sequence, fragments: Sequence[int] | None = None
+  ) -> tuple[tuple[int, ...], list] | None:
     """Restores versions and states of the newest intact checkpoint.
 
     Args:
       like: a state per fragment, whose arrays have the right shapes.
+      fragments: as for `save`.
 
     Returns:
       None if there is none. A version may be older than the ledger's.
     """
-    likes = jax.tree.map(_on_host, _tree(like))
-    state = self._states.restore(likes)
-    if state is None:
+    fragments = range(len(like)) if fragments is None else fragments
+    likes = jax.tree.map(_on_host, _tree(like, fragments))
+    saved = self._states.restore(likes)
+    if saved is None:
       return None
-    versions = tuple(state.meta['versions'])
+    versions = tuple(saved.meta['versions'])
     states = [
-      dataclasses.replace(like_state, version=version, **arrays)
-      for like_state, version, arrays in zip(like, versions, state.arrays)
+      dataclasses.replace(
+        like_state, version=version, **{x: saved.arrays[x][p] for x in FIELDS}
+      )
+      for like_state, version, p in zip(like, versions, fragments)
     ]
-    self._say(f'fragments of versions {versions} from {state.path}')
+    self._say(f'fragments of versions {versions} from {saved.path}')
     return versions, states
 
   def wait(self, timeout_s: float) -> bool:
@@ -294,15 +302,12 @@ class SyncerRecords:
       self._lock = None
 
 
-def _tree(states: Sequence) -> list[dict[str, Any]]:
-  return [
-    {
-      'theta': dict(state.theta),
-      'residual': dict(state.residual),
-      'optimizer_state': state.optimizer_state,
-    }
-    for state in states
-  ]
+def _tree(states: Sequence, fragments: Sequence[int]) -> dict[str, Any]:
+  """Returns the arrays by field, fragment and name."""
+  return {
+    field: {p: getattr(x, field) for p, x in zip(fragments, states)}
+    for field in FIELDS
+  }
 
 
 def _on_host(leaf) -> jax.ShapeDtypeStruct:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.store import Checkpoints, newest_after
 from diloco.config import run_config
 from diloco.config.run_config import RunConfig
@@ -160,7 +161,10 @@ class LabCheckpoints:
 
   def _resume(self):
     """Reads this run's newest checkpoint; removes all that is of no use."""
-    newest = newest_after(self._folder, 0)
+    try:
+      newest = newest_after(self._folder, 0)
+    except BrokenRecord as error:
+      raise ConfigError([str(error)]) from None
     if newest is None or newest.meta.get('header') != self._header:
       shutil.rmtree(self._folder, ignore_errors=True)
       return

@@ -11,14 +11,20 @@ slices.
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+  SingleDeviceSharding,
+)
 
-from diloco.checkpoint import arrays as checkpoint_arrays
 from diloco.config.run_config import RunConfig
+from diloco.learner import host_parts
 from diloco.models import api, sharding
 from diloco.numerics import inner
 from diloco.numerics.blend import make_blend
@@ -32,6 +38,7 @@ from diloco.run.step_profiler import StepProfiler
 REPLACE = 'replace'  # Blend of a learner that has made no step since.
 # Share of a device's memory that may be in use while θ is copied to be saved.
 ROOM = 0.9
+HOST_MEMORY = 'pinned_host'  # JAX's name for memory that its devices can read.
 Params = dict[str, jax.Array]  # Path -> parameter.
 Arrays = Mapping[str, jax.Array]  # Piece name -> array.
 
@@ -102,10 +109,10 @@ class StepPrograms:
     """Puts an inner state from the host where its parameters lie.
 
     Args:
-      state: as `checkpoint.arrays.to_host` gives it, to each process its own
+      state: as `host_parts.to_host` gives it, to each process its own
         part.
     """
-    return checkpoint_arrays.place(state, self.state_like)
+    return host_parts.place(state, self.state_like)
 
   def fresh_state(self, params: Params):
     """Returns the inner state of a learner that has made no step."""
@@ -275,9 +282,8 @@ class LearnerPrograms(StepPrograms):
   def copy_all(self, params: Params, state):
     """Dispatches a copy of θ and the inner state, on its way to the host.
 
-    Returns:
-      θ and the inner state; None if a device has no room for the copy beside an
-      inner step, or does not say how much it has.
+    If a device has no room for the copy beside an inner step, or does not say
+    how much it has, it waits for a copy in the host's memory.
     """
     step = self.compiled['step'].memory_analysis()
     taken = (
@@ -290,7 +296,8 @@ class LearnerPrograms(StepPrograms):
     # A process's devices are alike.
     known = self._mesh.local_devices[0].memory_stats() or {}
     if taken > ROOM * known.get('bytes_limit', 0):
-      return None
+      on_host = jax.tree.map(_copied_to_host, (params, state))
+      return jax.block_until_ready(on_host)
     copied = self._copy_all((params, state))
     jax.tree.map(lambda x: x.copy_to_host_async(), copied)
     return copied
@@ -324,6 +331,61 @@ class LearnerPrograms(StepPrograms):
       for piece in self._run_spec.layout.fragments[fragment]
     }
     return jax.block_until_ready(placed)
+
+  def bases_like(self) -> list[dict[str, Any]]:
+    """Returns shape and dtype, by fragment, of what `bases_to_save` returns.
+
+    For several hosts they have a sharding, too.
+    """
+    spread = self.partition.host_count > 1
+    return [
+      {
+        piece.name: _like(
+          piece.shape,
+          self._in_host_memory(places[piece.name]) if spread else None,
+        )
+        for piece in pieces
+      }
+      for pieces, places in zip(self._run_spec.layout.fragments, self._places)
+    ]
+
+  def bases_to_save(
+    self, bases: Mapping[int, Mapping[str, np.ndarray]]
+  ) -> dict[int, Mapping[str, np.ndarray | jax.Array]]:
+    """Returns Θ as it is saved, by fragment and piece: in the host's memory.
+
+    What several hosts share out becomes jax arrays of all of them. On CPU
+    devices these are views where XLA's alignment permits.
+
+    Args:
+      bases: box name -> array, by fragment; a learner's only process has whole
+        pieces.
+    """
+    if self.partition.host_count == 1:
+      return dict(bases)
+    return {
+      p: {
+        piece.name: place_boxes(
+          piece,
+          self.holding.by_piece[p][piece.name],
+          arrays,
+          self._in_host_memory(self._places[p][piece.name]),
+        )
+        for piece in self._run_spec.layout.fragments[p]
+      }
+      for p, arrays in bases.items()
+    }
+
+  def restored_bases(
+    self, saved: Mapping[int, Mapping[str, np.ndarray | jax.Array]]
+  ) -> list[Mapping[str, np.ndarray]]:
+    """Returns box name -> array, by fragment; undoes `bases_to_save`."""
+    if self.partition.host_count == 1:
+      return [saved[p] for p in sorted(saved)]
+    return [take_boxes(self.holding.needed[p], saved[p]) for p in sorted(saved)]
+
+  def _in_host_memory(self, sharding: NamedSharding) -> NamedSharding:
+    return sharding if self.on_cpu else sharding.with_memory_kind(HOST_MEMORY)
 
   def snapshot(self, fragment: int, params: Params) -> dict[str, jax.Array]:
     """Dispatches a copy of one fragment, on its way to the host."""
@@ -490,6 +552,16 @@ def _inside(index: tuple[slice, ...], box: Slice):
 
 def _like(shape, where, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+
+def _copied_to_host(array: jax.Array) -> jax.Array:
+  """Returns a copy in the memory of the hosts, each of which has its shards."""
+  place = lambda device: SingleDeviceSharding(device, memory_kind=HOST_MEMORY)  # noqa: E731
+  return jax.make_array_from_single_device_arrays(
+    array.shape,
+    array.sharding.with_memory_kind(HOST_MEMORY),
+    [jax.device_put(x.data, place(x.device)) for x in array.addressable_shards],
+  )
 
 
 def _copied(tree):

@@ -2,11 +2,8 @@
 """Restores what a learner's process starts from: a checkpoint, or its seed."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 
-import jax
-import numpy as np
 from absl import logging
 
 from diloco.checkpoint.learner_records import LearnerRecords
@@ -67,13 +64,11 @@ def restore(
   if step is not None:
     records.set_aside_after(step)
   if step != NONE:
-    like = functools.partial(jax.ShapeDtypeStruct, dtype=np.float32)
-    bases_like = {
-      p: {box.name: like(box.shape) for box in boxes}
-      for p, boxes in enumerate(slices.needed)
-    }
     saved = records.restore_state(
-      programs.params_like, programs.state_like, bases_like, step
+      programs.params_like,
+      programs.state_like,
+      dict(enumerate(programs.bases_like())),
+      step,
     )
   if saved is None and step not in (None, NONE):
     raise CheckpointGone(f'the checkpoint of step {step} can not be read')
@@ -93,9 +88,11 @@ def restore(
   progress, arrays = saved.meta['progress'], saved.arrays
   logging.info('goes on from %s', saved.path)
   held = [
-    FragmentReplica(version, arrays['bases'][p], crc)
-    for p, (version, crc) in enumerate(
-      zip(progress['versions'], progress['crcs'])
+    FragmentReplica(*fields)
+    for fields in zip(
+      progress['versions'],
+      programs.restored_bases(arrays['bases']),
+      progress['crcs'],
     )
   ]
   host = Replica(run_spec, held, slice_map, slices.host)
@@ -104,7 +101,7 @@ def restore(
   )
   start = _start(progress)
   return RestoredState(
-    arrays['params'], arrays['inner_state'], host, start, source
+    arrays['params'], arrays['optimizer'], host, start, source
   )
 
 

@@ -99,10 +99,11 @@ class TrainState:
         )
         self._rows = order.rows
       case host_messages.SaveAt():
+        bases = dict(self.own.bases)
         return self._records.save_state(
           order.step,
           self.holder.hold(self.params, self.inner_state),
-          self.own.bases,
+          lambda: self._programs.bases_to_save(bases),
           json.loads(order.progress),
         )
       case _:
@@ -155,9 +156,8 @@ class TrainState:
 # was never touched before is many times slower to write to.
 #
 # On accelerators the devices copy what is held before the next step, and the
-# copy is freed when it has reached the host. If they have no room for a copy of
-# θ and the inner state, the loop waits until these are on the host, as for any
-# save without `DoubleBuffer`.
+# copy is freed when it has been read. If they have no room for a copy of θ and
+# the inner state, the loop waits until there is one in the host's memory.
 
 
 class _Shared:
@@ -245,10 +245,7 @@ class DoubleBuffer:
   def hold(self, params: Params, state) -> HeldState:
     """Holds θ and the inner state until they are released."""
     if not self._swaps:
-      copied = self._programs.copy_all(params, state)
-      if copied is None:
-        return HeldState(params, state, None)
-      return HeldState(*copied, lambda: None)
+      return HeldState(*self._programs.copy_all(params, state))
     self._params = self._params or _Shared(params, self._spare_params.put)
     leave = self._params.join()
     held = self.hold_state(state)
@@ -262,7 +259,7 @@ class DoubleBuffer:
   def hold_state(self, state) -> HeldState:
     """Holds the inner state alone."""
     if not self._swaps:
-      return HeldState(None, self._programs.copy_state(state), lambda: None)
+      return HeldState(None, self._programs.copy_state(state))
     if self._state is None or self._state.arrays is not state:
       self._leave_state()
       self._state = _Shared(state, self._spare_state.put)

@@ -102,10 +102,6 @@ class Workdir:
     """Returns the folder of one learner, such as 'learner-0'."""
     return self.root / 'checkpoints' / process
 
-  def host_checkpoints(self, process: str, host: int) -> pathlib.Path:
-    """Returns the folder of one host of a learner of several hosts."""
-    return self.checkpoints(process) / f'host-{host}'
-
   def metrics(self, process: str) -> pathlib.Path:
     """Returns the JSONL file of one process, such as 'learner-0'."""
     return self.root / 'metrics' / f'{process}.jsonl'

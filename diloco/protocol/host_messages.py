@@ -188,7 +188,7 @@ class HostHere(FromOtherHost):
 
 
 class HostStarted(FromOtherHost):
-  """A host has compiled: its index in JAX and its complete checkpoints."""
+  """A host has compiled: its index in JAX, and the checkpoints that it sees."""
 
   host: int
   steps: tuple[int, ...]

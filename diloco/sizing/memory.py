@@ -129,8 +129,6 @@ def of_syncer(
       f'{ahead}·M·bF + {UPDATES_KEPT}·bN',
       ahead * learners * b * f + UPDATES_KEPT * b * n,
     ),
-    # Arrays of numpy are written as they are; the momentum is of jax.
-    Memory('its checkpoint, while it is written', '4N', F32_BYTES * n),
   )
 
 

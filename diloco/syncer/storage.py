@@ -87,7 +87,8 @@ class StatesDisk:
   def _restore(self) -> dict[int, int]:
     """Restores what is here from a checkpoint; returns versions by fragment."""
     owned = self._model.owned
-    saved = self._records.restore([self._model.template(p) for p in owned])
+    like = [self._model.template(p) for p in owned]
+    saved = self._records.restore(like, owned)
     if saved is None:
       return {}
     for p, state in zip(owned, saved[1]):

@@ -2,17 +2,20 @@
 """Checkpoints come back to the bit; broken ones are passed over."""
 
 import collections
+import json
 import queue
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco.checkpoint import arrays as checkpoint_arrays
+from diloco.checkpoint import orbax_files
 from diloco.checkpoint import store as store_lib
 from diloco.checkpoint.arrays import BrokenRecord
+from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.checkpoint.orbax_files import UNFINISHED
 from diloco.checkpoint.store import Checkpoints
 
@@ -67,20 +70,13 @@ def test_a_tree_comes_back_to_the_bit(store):
     assert theirs.tobytes() == np.asarray(mine).tobytes()
 
 
-def test_arrays_are_packed_in_volumes_of_bounded_size(monkeypatch):
-  monkeypatch.setattr(checkpoint_arrays, 'VOLUME_BYTES_MAX', 256)
-  arrays = {str(n): np.arange(n, dtype=np.uint8) for n in (0, 1, 300, 100, 90)}
-  packed, index = checkpoint_arrays.pack(arrays)
-  assert [len(vector) for vector in packed] == [64, 320, 256]
-  found = checkpoint_arrays.unpack(packed, index)
-  assert all((found[name] == x).all() for name, x in arrays.items())
-
-
-def test_arrays_may_be_given_away_at_once(store):
+def test_arrays_may_be_given_away_once_they_are_released(store):
   step = jax.jit(lambda x: 2 * x + 1, donate_argnums=0)
   given = jnp.arange(1 << 20, dtype=jnp.float32)
   expected = np.array(given)
-  assert store.save(1, {'a': given}, {})
+  released = threading.Event()
+  assert store.save(1, {'a': given}, {}, released.set)
+  assert released.wait(SAVE_S)
   for _ in range(20):  # The memory is used again and again.
     given = step(given)
   jax.block_until_ready(given)
@@ -125,9 +121,7 @@ def test_a_step_that_another_host_lacks_is_set_aside(store, said, tmp_path):
     _save(store, step)
   store.set_aside_after(5)
   assert store.newest_step == 5
-  assert said == [
-    f'{tmp_path}/10 is passed over: another host has none of this step'
-  ]
+  assert said == [f'{tmp_path}/10 is passed over: another host can not read it']
   _save(store, 10)
   assert store.readable() == (5, 10)
 
@@ -152,17 +146,6 @@ def test_a_save_that_can_not_be_made_is_counted_and_the_next_one_made(
   store.close(SAVE_S)
 
 
-class Fails:
-  """Files of which each save fails, after some of it was written."""
-
-  def __init__(self, folder, keep_latest):
-    self._folder = folder
-
-  def save(self, step, found, text):
-    (self._folder / f'{step}{UNFINISHED}').mkdir(parents=True)
-    raise OSError('no room')
-
-
 def test_what_a_failed_save_has_left_is_removed_once_nobody_writes_there(
   tmp_path, said, monkeypatch
 ):
@@ -174,9 +157,14 @@ def test_what_a_failed_save_has_left_is_removed_once_nobody_writes_there(
     if len(removals) == 3:
       rmtree(path, ignore_errors)
 
+  def fail(path, *_):
+    path.with_name(path.name + UNFINISHED).mkdir()
+    raise OSError('no room')
+
+  monkeypatch.setattr(orbax_files, 'save', fail)
   monkeypatch.setattr(shutil, 'rmtree', third)
   monkeypatch.setattr(store_lib, 'REMOVE_AGAIN_S', 0.0)
-  store = Checkpoints(tmp_path, 2, said.append, Fails)
+  store = Checkpoints(tmp_path, 2, said.append)
   _save(store, 1)
   assert removals == [tmp_path / f'1{UNFINISHED}'] * 3
   assert (store.failed, [*tmp_path.iterdir()]) == (1, [])
@@ -235,7 +223,7 @@ def _empty(folder):
     (_truncate, ''),
     (_flip, 'a has the CRC'),
     (_remove, ''),
-    (_remove_metadata, 'no metadata'),
+    (_remove_metadata, '_CHECKPOINT_METADATA'),
     (_change_metadata, 'CRC of its metadata'),
     (_empty, ''),
   ],
@@ -300,3 +288,40 @@ def test_what_is_refused_for_its_metadata_stays_as_it_is(store, tmp_path):
   with pytest.raises(BrokenRecord, match='of 1'):
     store.restore({'a': np.zeros(9, int)}, refuse)
   assert _steps(tmp_path) == [1]
+
+
+# What an earlier version has written ------------------------------------------
+
+
+def _save_old(folder, step):
+  """Leaves what tells the format, which was arrays in volumes, of a step."""
+  text = json.dumps({'format': 1, 'meta': {}, 'arrays': {}})
+  (folder / str(step)).mkdir(parents=True)
+  metadata = {'custom_metadata': orbax_files.sealed(text)}
+  path = folder / str(step) / '_CHECKPOINT_METADATA'
+  path.write_text(json.dumps(metadata))
+
+
+ONE_LINE = r'^[^\n]*/4 is of an earlier version[^\n]* begin anew [^\n]*$'
+
+
+@pytest.mark.parametrize(
+  'read',
+  [
+    lambda folder: Checkpoints(folder, 2, print).restore({'a': np.zeros(4)}),
+    lambda folder: Checkpoints(folder, 2, print).newest_meta(),
+    lambda folder: Checkpoints(folder, 2, print).readable(),
+    lambda folder: store_lib.newest_after(folder, 0),
+  ],
+)
+def test_one_of_an_earlier_version_is_refused_in_one_line(tmp_path, read):
+  _save_old(tmp_path, 4)
+  with pytest.raises(BrokenRecord, match=ONE_LINE):
+    read(tmp_path)
+  assert _steps(tmp_path) == [4], 'it was set aside'
+
+
+def test_a_folder_for_each_host_is_refused_in_one_line(tmp_path):
+  _save_old(tmp_path / 'host-1', 4)
+  with pytest.raises(BrokenRecord, match='/host-1 is of an earlier version'):
+    LearnerRecords(tmp_path, 0, {}, 2, print)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process may save and load at once; Orbax itself may not."""
 
+import contextlib
 import threading
 
 import jax
@@ -18,42 +19,37 @@ ANOTHER_S = 1.0  # In which another save would begin, if it could.
 
 
 class Counting:
-  """Stands in for files; counts the saves that are in them at a time."""
+  """Stands in for Orbax; counts the saves that are in it at a time."""
 
   def __init__(self):
     self.most = 0
     self._inside = 0
     self._changed = threading.Condition()
 
-  def __call__(self, folder, keep_latest) -> 'Counting':
-    return self  # As if it were made.
-
-  def save(self, step: int, found, text: str):
+  def save_checkpointables(self, path, *_, **__):
     with self._changed:
       self._inside += 1
       self.most = max(self.most, self._inside)
       self._changed.notify_all()
       self._changed.wait_for(lambda: self.most > 1, ANOTHER_S)
       self._inside -= 1
-
-  def close(self):
-    pass
+    path.mkdir()
 
 
-def test_one_save_of_a_process_is_written_at_a_time(tmp_path):
-  files, said = Counting(), []
-  stores = [
-    Checkpoints(tmp_path / str(i), 1, said.append, files) for i in (0, 1)
-  ]
+def test_one_save_of_a_process_is_written_at_a_time(tmp_path, monkeypatch):
+  counting, said = Counting(), []
+  monkeypatch.setattr(orbax_files, 'orbax', lambda: counting)
+  monkeypatch.setattr(orbax_files, '_context', contextlib.nullcontext)
+  stores = [Checkpoints(tmp_path / str(i), 1, said.append) for i in (0, 1)]
   for store in stores:
     assert store.save(1, {'a': np.zeros(9)}, {})
   for store in stores:
     assert store.wait(SAVE_S)
     store.close(SAVE_S)
-  assert (files.most, said) == (1, []), 'two saves were written at once'
+  assert (counting.most, said) == (1, []), 'two saves were written at once'
 
 
-@pytest.mark.parametrize('load', [read_parameters, 'volumes'])
+@pytest.mark.parametrize('load', [read_parameters, 'state'])
 def test_nothing_is_loaded_while_a_save_is_written(tmp_path, load):
   write_parameters(tmp_path / 'parameters', {'a': np.zeros(9)})
   store = Checkpoints(tmp_path / 'store', 1, print)
@@ -64,7 +60,7 @@ def test_nothing_is_loaded_while_a_save_is_written(tmp_path, load):
   loaded = threading.Event()
 
   def read():
-    if load == 'volumes':
+    if load == 'state':
       assert store.restore(like)
     else:
       load(tmp_path / 'parameters')

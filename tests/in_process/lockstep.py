@@ -148,7 +148,7 @@ class _LockstepLearner:
     written = self._records.save_state(
       self.steps,
       HeldState(self.params, self.inner_state),
-      self._own.bases,
+      lambda: self._own.bases,
       progress,
     )
     assert written

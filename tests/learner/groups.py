@@ -14,25 +14,42 @@ from tests.processes.processes import START_S, Processes
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def printed_by_two(module: str, *args: str) -> list[dict]:
-  """Returns what the two processes of a world of `module` print at last.
+def world(
+  module: str, *args: str, processes: int = 2, devices: int = 2
+) -> list[subprocess.Popen]:
+  """Starts the processes of a world of `module`.
 
   Args:
     *args: arguments before its index and the coordinator's address.
+    devices: of each process.
   """
   coordinator = f'127.0.0.1:{free_port()}'
-  running = [
+  environment = {'JAX_NUM_CPU_DEVICES': f'{devices}', 'JAX_PLATFORMS': 'cpu'}
+  return [
     subprocess.Popen(
       [sys.executable, '-m', module, *args, str(process), coordinator],
       cwd=ROOT,
-      env=os.environ | {'JAX_NUM_CPU_DEVICES': '2', 'JAX_PLATFORMS': 'cpu'},
+      env=os.environ | environment,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
     )
-    for process in (0, 1)
+    for process in range(processes)
   ]
-  outputs = [process.communicate(timeout=240) for process in running]
+
+
+def printed_by_two(module: str, *args: str) -> list[dict]:
+  """Returns what the two processes of a world of `module` print at last."""
+  return printed_by(world(module, *args))
+
+
+def printed_by(running: list[subprocess.Popen]) -> list[dict]:
+  """Waits for the processes; returns what they print at last."""
+  try:
+    outputs = [process.communicate(timeout=240) for process in running]
+  finally:
+    for process in running:
+      process.kill()
   for process, (_, errors) in zip(running, outputs):
     assert process.returncode == 0, errors
   return [json.loads(output.splitlines()[-1]) for output, _ in outputs]

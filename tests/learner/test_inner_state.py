@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 
-from diloco.checkpoint import arrays
+from diloco.learner import host_parts
 from diloco.learner.hosts import host_transfer
 
 PARAMS = {'a': jnp.arange(5.0), 'b': jnp.ones((2, 3))}
@@ -33,7 +33,7 @@ def test_a_state_comes_back_to_the_bit(optimizer, chunk_bytes_max, monkeypatch):
   state = _state(optimizer)
   chunks = host_transfer.to_chunks(state)
   assert all(0 < chunk.size <= chunk_bytes_max for chunk in chunks)
-  found = arrays.place(host_transfer.from_chunks(chunks, state), state)
+  found = host_parts.place(host_transfer.from_chunks(chunks, state), state)
   assert jax.tree.structure(found) == jax.tree.structure(state)
   for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(state)):
     np.testing.assert_array_equal(one, np.asarray(other))

@@ -24,7 +24,7 @@ def _config(**changes):
 def test_by_hand():
   # One round in flight of four learners; two checkpoints, and one in progress.
   found = machine(n=1e9, f=1e8, b=0.5, ahead=1, learners=4)
-  held = 12e9 + 4 * 4e8 + 6 * 4e8 + 4 * 0.5e8 + 8 * 0.5e9 + 4e9 + 4e9
+  held = 12e9 + 4 * 4e8 + 6 * 4e8 + 4 * 0.5e8 + 8 * 0.5e9 + 4e9
   assert found.memory_gib == -(-held // GIB)
   assert found.disk_gib == -(-(3 * 12e9 + 4e9 + 30e9) // GIB)
 
@@ -49,7 +49,7 @@ def test_without_jax_it_is_that_of_the_model_itself(changes):
 
 def test_a_syncer_of_5_billion():
   found = of_config(_config())
-  assert 118 < found.memory_gib < 128
+  assert 98 < found.memory_gib < 108
   assert found.disk_gib > 3 * 56  # Checkpoints of 12 bytes a parameter.
 
 

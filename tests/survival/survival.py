@@ -79,7 +79,7 @@ def spoil(folder: pathlib.Path):
   newest = checkpoint_store.newest_after(folder, -1)
   arrays = {
     name: array * np.float32(np.nan)
-    if name.startswith('inner_state/') and array.dtype == np.float32
+    if name.startswith('optimizer/') and array.dtype == np.float32
     else array
     for name, array in newest.arrays.items()
   }

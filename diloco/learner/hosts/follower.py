@@ -5,7 +5,6 @@ Its loop executes the leading host's orders in sequence; a thread reads them,
 and two workers move bytes, as in the leading host's `SyncerClient`.
 """
 
-import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from diloco.transport.data_plane import DataPlane, TransferFailed
 from diloco.transport.host_channel import HostConnection
 
 JOBS_MAX = 256  # Per worker; the leading host waits for what it requested.
-LOOK_S = 0.1  # Between two looks whether a save is over.
 CLOSE_S = 30.0  # Limit for writing the last checkpoint.
 # Addresses and parts, as in `HostDone`; None: there are none to tell.
 Done = tuple[tuple[str, ...], tuple[messages.Part, ...]] | None
@@ -54,7 +52,7 @@ class Follower:
     plane: DataPlane,
   ):
     self._records = records
-    self._saving_step = 0  # Of the save in progress.
+    records.on_over = lambda step: self._say(host_messages.HostSaved(step))
     self._todo: queue.SimpleQueue = queue.SimpleQueue()  # Orders, or an error.
     self._ready = threading.Event()
     self._up = Worker('up', JOBS_MAX, self._todo.put)
@@ -161,16 +159,7 @@ class Follower:
   # On the loop ----------------------------------------------------------------
 
   def _next(self):
-    """Waits for an order; meanwhile reports the end of a save."""
-    order = None
-    while self._saving_step and order is None:
-      if not self._records.saving:
-        self._say(host_messages.HostSaved(self._saving_step))
-        self._saving_step = 0
-        break
-      with contextlib.suppress(queue.Empty):
-        order = self._todo.get(timeout=LOOK_S)
-    order = order or self._todo.get()
+    order = self._todo.get()
     if isinstance(order, BaseException):
       raise order
     return order
@@ -192,7 +181,7 @@ class Follower:
       case host_messages.DonateAt():
         self._donate(order, result)
       case host_messages.SaveAt():
-        self._saving_step = order.step
+        assert result, f'{order} does not begin here: the others would wait'
 
   def _donate(self, order: host_messages.DonateAt, state):
     held = list(self._state.held)

@@ -11,7 +11,6 @@ from typing import NoReturn
 import jax
 from absl import flags, logging
 
-from diloco.checkpoint import orbax_files
 from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.config import flags as config_flags
@@ -309,17 +308,12 @@ class _Process:
       self._plane.close()
 
   def _records(self) -> LearnerRecords:
-    folder, files = self._workdir.checkpoints(self._name), orbax_files.SoleFiles
-    if self._several:
-      folder = self._workdir.host_checkpoints(self._name, self._index)
-      files = orbax_files.HostFiles
     return LearnerRecords(
-      folder,
+      self._workdir.checkpoints(self._name),
       self._flags.learner,
       self._run_spec.fingerprints,
       self._run_spec.config.checkpoint.keep_latest,
       say=logging.warning,
-      files=files,
     )
 
   def _programs(self) -> LearnerPrograms:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import jax
 import numpy as np
 
-from diloco.checkpoint import arrays as checkpoint_arrays
+from diloco.learner import host_parts
 from diloco.learner.programs import LearnerPrograms, take_boxes
 from diloco.learner.replica import (
   ArrivedFragment,
@@ -315,7 +315,7 @@ def size_bytes(like) -> int:
 
 def bytes_here(like) -> int:
   """Returns how many bytes `to_chunks` gives on this host."""
-  return size_bytes(checkpoint_arrays.expected(like))
+  return size_bytes(host_parts.expected(like))
 
 
 def to_chunks(state) -> list[np.ndarray]:
@@ -323,8 +323,8 @@ def to_chunks(state) -> list[np.ndarray]:
 
   A state of no bytes, such as that of SGD without momentum, gives no chunks.
   """
-  arrays = checkpoint_arrays.to_host(state, views=True)
-  return _cut(arrays[name] for name in checkpoint_arrays.expected(state))
+  arrays = host_parts.to_host(state)
+  return _cut(arrays[name] for name in host_parts.expected(state))
 
 
 def from_chunks(chunks: Sequence[np.ndarray], like) -> dict[str, np.ndarray]:
@@ -342,7 +342,7 @@ def from_chunks(chunks: Sequence[np.ndarray], like) -> dict[str, np.ndarray]:
       f'{whole.size} bytes of inner state, this host has {wanted}'
     )
   arrays, start = {}, 0
-  for name, part in checkpoint_arrays.expected(like).items():
+  for name, part in host_parts.expected(like).items():
     stop = start + size_bytes(part)
     arrays[name] = whole[start:stop].view(part.dtype).reshape(part.shape)
     start = stop
