@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from diloco.numerics import native
+from diloco.numerics import boxes, native
+from diloco.numerics.boxes import Box
 
 NAMED_MAX = 3  # Number of differences that an error lists.
 Crcs = dict[str, dict[str, int]]  # Name -> box -> CRC.
@@ -101,18 +102,15 @@ def verify(leaves: Mapping[str, Any], crcs: Mapping[str, Mapping[str, int]]):
     BrokenRecord: a CRC differs, or boxes are missing.
   """
   for name, leaf in leaves.items():
-    boxes = {ranges_of(text): crc for text, crc in crcs.get(name, {}).items()}
-    if sum(map(_size, boxes)) != math.prod(leaf.shape):
+    saved = {ranges_of(text): crc for text, crc in crcs.get(name, {}).items()}
+    if sum(map(boxes.size, saved)) != math.prod(leaf.shape):
       raise BrokenRecord(f'the boxes of {name} are not all there')
-    for ranges, expected in boxes.items():
-      found = values(leaf, ranges)
+    for box, expected in saved.items():
+      found = values(leaf, box)
       if found is not None and (actual := _crc(found)) != expected:
         raise BrokenRecord(
           f'{name} has the CRC {actual:08x}, {expected:08x} was written'
         )
-
-
-Ranges = tuple[tuple[int, int], ...]  # By axis.
 
 
 def boxes_of(leaf) -> Iterable[tuple[tuple[slice, ...], Any, bool]]:
@@ -124,47 +122,21 @@ def boxes_of(leaf) -> Iterable[tuple[tuple[slice, ...], Any, bool]]:
     yield shard.index, shard.data, shard.replica_id == 0
 
 
-def values(leaf, ranges: Ranges) -> np.ndarray | None:
+def values(leaf, box: Box) -> np.ndarray | None:
   """Returns a box's values; None if this process does not have all of them."""
-  whole = np.empty([b - a for a, b in ranges], leaf.dtype)
-  missing, seen = whole.size, set()
-  for index, data, _ in boxes_of(leaf):
-    held = ranges_of(box_name(index, leaf.shape))
-    if held == ranges:
-      return np.asarray(data)
-    common = [
-      (max(a, c), min(b, d))
-      for (a, b), (c, d) in zip(ranges, held, strict=True)
-    ]
-    if held in seen or any(first >= last for first, last in common):
-      continue
-    seen.add(held)
-    missing -= _size(common)
-    whole[_within(common, ranges)] = np.asarray(data)[_within(common, held)]
-  return None if missing else whole
-
-
-def _within(common, ranges: Ranges) -> tuple[slice, ...]:
-  return tuple(
-    slice(first - start, last - start)
-    for (first, last), (start, _) in zip(common, ranges)
-  )
+  held = ((boxes.at(i, leaf.shape), data) for i, data, _ in boxes_of(leaf))
+  return boxes.read(held, box, leaf.dtype)
 
 
 def box_name(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
   """Returns such as '0:8,16:32'."""
-  ranges = (s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
-  return ','.join(f'{a}:{b}' for a, b in ranges)
+  return ','.join(f'{a}:{b}' for a, b in boxes.at(index, shape))
 
 
-def ranges_of(text: str) -> Ranges:
+def ranges_of(text: str) -> Box:
   """Returns what `box_name` formatted."""
   ends = (part.split(':') for part in text.split(',') if part)
   return tuple((int(first), int(last)) for first, last in ends)
-
-
-def _size(ranges: Iterable[tuple[int, int]]) -> int:
-  return math.prod(last - first for first, last in ranges)
 
 
 def _crc(array: np.ndarray) -> int:

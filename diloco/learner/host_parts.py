@@ -1,34 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one host has of a tree of arrays, as named numpy arrays, and back.
+"""What one host has of a tree of arrays, as boxes of numpy arrays, and back."""
 
-Of an array that is spread over several processes each has its own boxes, under
-names that say which, such as 'params/norm@0:8,16:32'.
-"""
-
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from diloco.checkpoint.arrays import box_name, named, ranges_of, values
+from diloco.checkpoint.arrays import named, values
+from diloco.numerics import boxes
+from diloco.numerics.boxes import Box
+
+# By name of the leaf; none is empty, and together they are all that the host's
+# devices need.
+Parts = dict[str, list[tuple[Box, np.ndarray]]]
 
 
-def expected(likes: Any) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns shape and dtype of what this process has of a tree, by name.
+def empty(likes: Any) -> Parts:
+  """Returns arrays to be written to.
 
   Args:
-    likes: a tree of arrays, or of their shapes, dtypes and shardings.
+    likes: a tree of shapes, dtypes and shardings.
   """
   return {
-    part: jax.ShapeDtypeStruct([b - a for a, b in ranges], like.dtype)
+    name: [
+      (box, np.empty(boxes.shape(box), like.dtype)) for box in _boxes(like)
+    ]
     for name, like in named(likes).items()
-    for part, ranges in _parts(name, like).items()
   }
 
 
-def to_host(tree: Any) -> dict[str, np.ndarray]:
-  """Returns name -> array on the host (all transfers concurrently).
+def to_host(tree: Any) -> Parts:
+  """Returns the arrays on the host (all transfers concurrently).
 
   Arrays on CPU devices are not copied: they must not be donated while the
   result is in use.
@@ -37,32 +39,32 @@ def to_host(tree: Any) -> dict[str, np.ndarray]:
   for leaf in leaves.values():
     leaf.copy_to_host_async()
   return {
-    part: values(leaf, ranges)
+    name: [(box, values(leaf, box)) for box in _boxes(leaf)]
     for name, leaf in leaves.items()
-    for part, ranges in _parts(name, leaf).items()
   }
 
 
-def place(arrays: Mapping[str, np.ndarray], likes: Any) -> Any:
-  """Returns the tree `likes` with `arrays` in it, where its leaves lie."""
+def place(parts: Parts, likes: Any) -> Any:
+  """Returns the tree `likes` with the values in it, where its leaves lie."""
 
   def placed(name: str, like) -> jax.Array:
     if like.sharding.is_fully_addressable:
-      return jax.device_put(arrays[name], like.sharding)
+      [(_, whole)] = parts[name]
+      return jax.device_put(whole, like.sharding)
     return jax.make_array_from_callback(
       like.shape,
       like.sharding,
-      lambda index: arrays[f'{name}@{box_name(index, like.shape)}'],
+      lambda index: boxes.read(
+        parts[name], boxes.at(index, like.shape), like.dtype
+      ),
     )
 
   leaves = [placed(name, like) for name, like in named(likes).items()]
   return jax.tree.structure(likes).unflatten(leaves)
 
 
-def _parts(name: str, like) -> dict[str, Any]:
-  """Returns the ranges of a leaf's parts in this process, by name."""
+def _boxes(like) -> list[Box]:
   if like.sharding.is_fully_addressable:
-    return {name: tuple((0, n) for n in like.shape)}
+    return [boxes.whole(like.shape)]
   indices = like.sharding.addressable_devices_indices_map(like.shape).values()
-  boxes = [box_name(index, like.shape) for index in indices]
-  return {f'{name}@{box}': ranges_of(box) for box in boxes}
+  return sorted({boxes.at(index, like.shape) for index in indices})

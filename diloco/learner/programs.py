@@ -10,7 +10,7 @@ slices.
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,15 +23,16 @@ from jax.sharding import (
   SingleDeviceSharding,
 )
 
+from diloco.checkpoint.arrays import named
 from diloco.config.run_config import RunConfig
 from diloco.learner import host_parts
 from diloco.models import api, sharding
-from diloco.numerics import inner
+from diloco.numerics import boxes, inner
 from diloco.numerics.blend import make_blend
 from diloco.numerics.fragments import Piece, change, take
-from diloco.numerics.mesh_partition import Partition, Slice
+from diloco.numerics.mesh_partition import Partition, Slice, Splits
 from diloco.numerics.optimizers import INNER
-from diloco.run.payload_parts import HostSlices
+from diloco.run.payload_parts import HostSlices, held_boxes
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import StepProfiler
 
@@ -88,6 +89,7 @@ class StepPrograms:
     }
     self.state_like = self._abstract_state()
     self._state_shardings = jax.tree.map(lambda x: x.sharding, self.state_like)
+    self._state_paths = self._paths_of_state()
     self.compiled: dict[str, jax.stages.Compiled] = {}
     self._compiling = threading.Lock()
     self._buffered: jax.stages.Compiled | None = None
@@ -105,7 +107,13 @@ class StepPrograms:
     }
     return placed, self._init_state(placed)
 
-  def put_state(self, state: Mapping[str, np.ndarray]):
+  def state_splits(self, name: str) -> Callable[[Partition], Splits]:
+    """Returns how any partition splits a leaf of the inner state."""
+    path, axes = self._state_paths[name]
+    nowhere = (None,) * axes
+    return lambda partition: partition.splits[path] if path else nowhere
+
+  def put_state(self, state: host_parts.Parts):
     """Puts an inner state from the host where its parameters lie.
 
     Args:
@@ -219,13 +227,27 @@ class StepPrograms:
     """
 
     def placed(path, leaf):
-      like = self.params_like.get(getattr(path[-1], 'key', None))
-      same = like is not None and like.shape == leaf.shape
-      where = like.sharding if same else self._whole
+      key = self._param_of(path, leaf.shape)
+      where = self.params_like[key].sharding if key else self._whole
       return _like(leaf.shape, where, leaf.dtype)
 
     state = jax.eval_shape(self._inner.init, self.params_like)
     return jax.tree_util.tree_map_with_path(placed, state)
+
+  def _paths_of_state(self) -> dict[str, tuple[str | None, int]]:
+    """Returns the parameter with which a leaf of the inner state lies, by name,
+    if there is one, and its number of axes.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(self.state_like)
+    return {
+      name: (self._param_of(path, leaf.shape), len(leaf.shape))
+      for name, (path, leaf) in zip(named(self.state_like), leaves)
+    }
+
+  def _param_of(self, path, shape: tuple[int, ...]) -> str | None:
+    key = getattr(path[-1], 'key', None)
+    like = self.params_like.get(key)
+    return key if like is not None and like.shape == shape else None
 
 
 def devices_of(config: RunConfig) -> list[jax.Device]:
@@ -323,11 +345,9 @@ class LearnerPrograms(StepPrograms):
       arrays: box name -> array; a learner's only process has whole pieces.
     """
     places = self._places[fragment]
-    boxes = self.holding.by_piece[fragment]
+    held = held_boxes(self.holding.needed[fragment], arrays)
     placed = {
-      piece.name: place_boxes(
-        piece, boxes[piece.name], arrays, places[piece.name]
-      )
+      piece.name: place_boxes(piece, held[piece.name], places[piece.name])
       for piece in self._run_spec.layout.fragments[fragment]
     }
     return jax.block_until_ready(placed)
@@ -367,13 +387,13 @@ class LearnerPrograms(StepPrograms):
       p: {
         piece.name: place_boxes(
           piece,
-          self.holding.by_piece[p][piece.name],
-          arrays,
+          held[piece.name],
           self._in_host_memory(self._places[p][piece.name]),
         )
         for piece in self._run_spec.layout.fragments[p]
       }
       for p, arrays in bases.items()
+      for held in [held_boxes(self.holding.needed[p], arrays)]
     }
 
   def restored_bases(
@@ -493,61 +513,44 @@ def place(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def place_boxes(
-  piece: Piece,
-  boxes: Sequence[Slice],
-  arrays: Mapping[str, np.ndarray],
-  sharding: NamedSharding,
+  piece: Piece, held: boxes.Held, sharding: NamedSharding
 ) -> jax.Array:
-  """Assembles a piece of which each process has its own slices.
+  """Assembles a piece of which each process has its own boxes.
 
   Args:
-    boxes: the slices that this process holds: all that its devices need.
-    arrays: box name -> f32 array of its shape.
-    sharding: sharding of the piece.
+    held: what this process has: all that its devices need.
   """
 
   def part(index: tuple[slice, ...]) -> np.ndarray:
-    for box in boxes:
-      if (at := _inside(index, box)) is not None:
-        return arrays[box.name][at]
-    raise AssertionError(f'{piece.name}{index} is in none of {boxes}')
+    found = boxes.read(held, boxes.at(index, piece.shape))
+    assert found is not None, f'{piece.name}{index} is not here'
+    return found
 
   return jax.make_array_from_callback(piece.shape, sharding, part)
 
 
 def take_boxes(
-  boxes: Sequence[Slice], arrays: Mapping[str, jax.Array]
+  wanted: Sequence[Slice], arrays: Mapping[str, jax.Array]
 ) -> dict[str, np.ndarray]:
-  """Copies the slices' values from this process's shards to the host.
+  """Returns the slices' values from this process's shards, on the host.
 
   Args:
-    boxes: each is tiled by whole shards.
+    wanted: each is tiled by whole shards.
     arrays: piece name -> array.
   """
   taken = {}
-  for box in boxes:
-    array = arrays[box.piece.name]
+  for each in wanted:
+    array = arrays[each.piece.name]
     here = array.is_fully_addressable or array.is_fully_replicated
-    if box.is_whole and here:
-      taken[box.name] = np.asarray(array)  # It may be on the host already.
+    if each.is_whole and here:
+      taken[each.name] = np.asarray(array)  # It may be on the host already.
       continue
-    values = np.empty(box.shape, np.float32)
-    for shard in array.addressable_shards:
-      if (at := _inside(shard.index, box)) is not None:
-        values[at] = shard.data
-    taken[box.name] = values
+    held = (
+      (boxes.at(shard.index, array.shape), shard.data)
+      for shard in array.addressable_shards
+    )
+    taken[each.name] = boxes.read(held, each.ranges)
   return taken
-
-
-def _inside(index: tuple[slice, ...], box: Slice):
-  """Returns a shard's index within a box; None if it is not inside."""
-  at = []
-  for part, size, (first, last) in zip(index, box.piece.shape, box.ranges):
-    start, stop, _ = part.indices(size)
-    if not first <= start <= stop <= last:
-      return None
-    at.append(slice(start - first, stop - first))
-  return (*at, ...)
 
 
 def _like(shape, where, dtype=jnp.float32) -> jax.ShapeDtypeStruct:

@@ -60,9 +60,6 @@ class SyncerClient:
   ):
     config = run_spec.config
     self._hosts = hosts or HostGroup()
-    self._partition = (
-      programs.partition.to_text() if self._hosts.count > 1 else ''
-    )
     self._transfer = FragmentTransfer(
       run_spec, programs, host, syncer.plane, self._hosts
     )
@@ -275,7 +272,7 @@ class SyncerClient:
   def on_open(self, session: SyncerSession):
     addresses = self._transfer.open_session(session.incarnation)
     connected = learner_events.Connected(
-      session.incarnation, addresses, self._partition
+      session.incarnation, addresses, self._transfer.partition
     )
     self.handle(connected, session)
 

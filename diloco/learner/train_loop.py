@@ -269,8 +269,10 @@ class TrainLoop:
 
   def _donate(self, effect: learner_events.DonateState):
     """Holds the inner state of this boundary, on all hosts, for a newcomer."""
-    handles = self._client.donation_handles()
-    order = host_messages.DonateAt(effect.learner, effect.incarnation, handles)
+    handles = self._client.donation_handles(effect.partition)
+    order = host_messages.DonateAt(
+      effect.learner, effect.incarnation, handles, effect.partition
+    )
     self._tape.save()
     state = self._do(order)
     self._client.donate(order, effect.step, list(self._state.held), state)

@@ -32,7 +32,7 @@ from diloco.protocol.incarnation import process_of
 from diloco.protocol.learner import events as learner_events
 from diloco.run import payload_parts
 from diloco.run.event_log import Source
-from diloco.run.payload_parts import why_unfit
+from diloco.run.payload_parts import read_partition, why_unfit
 from diloco.run.spec import RunSpec
 from diloco.transport.data_plane import (
   Closed,
@@ -88,14 +88,21 @@ class FragmentTransfer:
     self._hosts = hosts
     self._next_handle = functools.partial(next, itertools.count(OTHER_HANDLES))
     self._source: Source | None = None  # Of what was adopted.
+    # As text, for the hello; '': there is one host.
+    self.partition = programs.partition.to_text() if hosts.count > 1 else ''
     self.take_arrived = self._host.take_arrived
     self.has_room = self._host.sessions.has_room
 
   # For the loop -------------------------------------------------------------
 
-  def donation_handles(self) -> tuple[int, ...]:
-    """Returns enough handles for a donation by any host."""
-    most = payloads_max(self._run_spec, self._programs.state_like)
+  def donation_handles(self, partition: str) -> tuple[int, ...]:
+    """Returns enough handles for a donation by any host.
+
+    Args:
+      partition: the newcomer's, as text.
+    """
+    hosts = read_partition(self._run_spec, partition).host_count
+    most = payloads_max(self._run_spec, self._programs.state_like, hosts)
     return tuple(self._next_handle() for _ in range(most))
 
   def take_adopted(self) -> tuple[object, Source]:
@@ -160,12 +167,12 @@ class FragmentTransfer:
       The message that announces it; None if a host failed and nothing is on
       offer.
     """
-    newcomer, handles = (order.learner, order.incarnation), order.handles
-    address, parts = self._host.donate(newcomer, handles, held, state)
+    handles = order.handles
+    address, parts = self._host.donate(order, held, state)
     own = host_messages.HostDone(handles[0], '', (address,), parts)
     done = self._done(own, STATE_S)
     if any(each.reason for each in done):
-      self.end_donations(newcomer)
+      self.end_donations((order.learner, order.incarnation))
       return None
     address, *others = (each.addresses[0] for each in done)
     return messages.StateOffered(
@@ -177,11 +184,12 @@ class FragmentTransfer:
       payloads=announced(
         handles,
         self._run_spec.full.name,
-        len(held),
+        len(held) * read_partition(self._run_spec, order.partition).host_count,
         [each.parts for each in done],
       ),
       address=address,
       other_addresses=tuple(others),
+      partition=self.partition,
     )
 
   def end_donations(self, newcomer: tuple[int, ...] = ()):
@@ -317,14 +325,6 @@ class FragmentTransfer:
   def _fetch(self, offered: messages.StateOffered):
     """Has every host fetch its own parts concurrently; then all adopt them."""
     addresses = (offered.address, *offered.other_addresses)
-    if len(addresses) != self._hosts.count or any(
-      len(payload.parts) != (len(addresses) if len(addresses) > 1 else 0)
-      for payload in offered.payloads
-    ):
-      raise Mismatch(
-        f'a donor of {len(addresses)} hosts, this learner has '
-        f'{self._hosts.count}'
-      )
     fragments = len(self._run_spec.layout.fragments)
     if not len(offered.versions) == len(offered.crcs) == fragments:
       raise Mismatch(
@@ -335,6 +335,7 @@ class FragmentTransfer:
       self._next_handle(),
       addresses,
       offered.payloads,
+      offered.partition,
       offered.versions,
       offered.crcs,
     )

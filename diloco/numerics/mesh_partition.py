@@ -10,14 +10,15 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from diloco.numerics import boxes
+from diloco.numerics.boxes import Box
 from diloco.numerics.fragments import Piece
 
-Range = tuple[int, int]  # First index, index after the last.
 Splits = tuple[str | None, ...]  # Mesh axis of each axis of an array.
 
 
@@ -26,7 +27,7 @@ class Slice:
   """A rectangle of a piece; it may be all of it."""
 
   piece: Piece
-  ranges: tuple[Range, ...]  # By axis of the piece.
+  ranges: Box  # Of the piece.
 
   @property
   def name(self) -> str:
@@ -41,7 +42,7 @@ class Slice:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    return tuple(b - a for a, b in self.ranges)
+    return boxes.shape(self.ranges)
 
   @property
   def size(self) -> int:
@@ -113,14 +114,30 @@ class Partition:
 
   def needed(self, pieces: Sequence[Piece], host: int) -> tuple[Slice, ...]:
     """Returns the boxes of the pieces on a host's devices, in order."""
-    return self._boxes(pieces, host, first=False)
+    return self._slices(pieces, host, first=False)
 
   def offered(self, pieces: Sequence[Piece], host: int) -> tuple[Slice, ...]:
     """Returns the boxes that a host offers.
 
     Each value is offered only by the first device that holds it.
     """
-    return self._boxes(pieces, host, first=True)
+    return self._slices(pieces, host, first=True)
+
+  def boxes(
+    self, shape: Sequence[int], splits: Splits, host: int, first: bool = False
+  ) -> tuple[Box, ...]:
+    """Returns a host's boxes of a tensor.
+
+    Args:
+      splits: of that tensor.
+      first: without those that a device before the host's holds, too.
+    """
+    seen, mine = set(), set()
+    for owner, box in self._held(shape, splits):
+      if owner == host and not (first and box in seen):
+        mine.add(box)
+      seen.add(box)
+    return tuple(_joined(len(shape), list(mine)))
 
   def to_text(self) -> str:
     """Returns the partition as text, for the hello."""
@@ -128,29 +145,25 @@ class Partition:
       [self.axes, self.hosts, dict(self.splits)], separators=(',', ':')
     )
 
-  def _boxes(
+  def _slices(
     self, pieces: Sequence[Piece], host: int, first: bool
   ) -> tuple[Slice, ...]:
-    """Returns a host's boxes; `first`: those that no device before it holds."""
-    boxes = []
-    for piece in pieces:
-      seen, mine = set(), set()
-      for owner, ranges in self._held(piece):
-        if owner == host and not (first and ranges in seen):
-          mine.add(ranges)
-        seen.add(ranges)
-      boxes += _joined(piece, list(mine))
-    return tuple(boxes)
+    return tuple(
+      Slice(piece, box)
+      for piece in pieces
+      for box in self.boxes(piece.shape, self.piece_splits(piece), host, first)
+    )
 
-  def _held(self, piece: Piece) -> Iterable[tuple[int, tuple[Range, ...]]]:
-    """Yields (host, ranges of its box) of every device."""
+  def _held(
+    self, shape: Sequence[int], splits: Splits
+  ) -> Iterable[tuple[int, Box]]:
+    """Yields (host, box) of every device."""
     sizes = [size for _, size in self.axes]
-    splits = self.piece_splits(piece)
     names = [name for name, _ in self.axes]
     for place, host in enumerate(self.hosts):
       at = np.unravel_index(place, sizes)
       ranges = []
-      for name, size in zip(splits, piece.shape):
+      for name, size in zip(splits, shape, strict=True):
         if name is None:
           ranges.append((0, size))
           continue
@@ -158,6 +171,35 @@ class Partition:
         part = size // sizes[axis]
         ranges.append((int(at[axis]) * part, (int(at[axis]) + 1) * part))
       yield host, tuple(ranges)
+
+
+def of_one_host(shapes: Mapping[str, tuple[int, ...]]) -> Partition:
+  """Returns the partition of a learner whose only host has all of it."""
+  splits = {path: (None,) * len(shape) for path, shape in shapes.items()}
+  return Partition((('fsdp', 1),), (0,), splits)
+
+
+def passed_on(
+  giver: Partition,
+  host: int,
+  taker: Partition,
+  other: int,
+  shape: Sequence[int],
+  splits_of: Callable[[Partition], Splits],
+) -> tuple[Box, ...]:
+  """Returns the boxes of a tensor that one learner's host gives to another's.
+
+  From all hosts of the giver each host of the taker gets what it needs, once.
+
+  Args:
+    host: of the giver.
+    other: host of the taker.
+    splits_of: returns the splits of the tensor in a partition.
+  """
+  offered = giver.boxes(shape, splits_of(giver), host, first=True)
+  needed = taker.boxes(shape, splits_of(taker), other)
+  pairs = (boxes.common(a, b) for a in offered for b in needed)
+  return tuple(box for box in pairs if box is not None)
 
 
 def from_text(
@@ -206,23 +248,23 @@ def _size(axis: tuple[str, int]) -> int:
   return axis[1]
 
 
-def _joined(piece: Piece, boxes: list[tuple[Range, ...]]) -> Iterable[Slice]:
+def _joined(axes: int, found: list[Box]) -> list[Box]:
   """Joins neighbouring rectangles: fewer boxes, and longer runs."""
-  for axis, _ in enumerate(piece.shape):
+  for axis in range(axes):
     groups: dict = {}
-    for ranges in sorted(boxes):
+    for ranges in sorted(found):
       others = ranges[:axis] + ranges[axis + 1 :]
       groups.setdefault(others, []).append(ranges)
-    boxes = list(
+    found = list(
       itertools.chain.from_iterable(
         _runs(axis, sorted(group, key=lambda r: r[axis]))
         for group in groups.values()
       )
     )
-  return (Slice(piece, ranges) for ranges in sorted(boxes))
+  return sorted(found)
 
 
-def _runs(axis: int, group: list[tuple[Range, ...]]):
+def _runs(axis: int, group: list[Box]):
   """Joins rectangles that differ along `axis` only and touch each other."""
   run = group[0]
   for ranges in group[1:]:

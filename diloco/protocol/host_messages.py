@@ -60,6 +60,7 @@ class DonateAt(SessionKey, FromLeadingHost):
   """Copy Θ and inner state at this boundary, and offer them to a newcomer."""
 
   handles: tuple[int, ...]  # Enough for the host that needs most.
+  partition: str  # The newcomer's.
 
 
 class AdoptState(FromLeadingHost):
@@ -152,11 +153,12 @@ class HostTake(FromLeadingHost):
 
 
 class HostFetch(FromLeadingHost):
-  """Pull and verify this host's part of a donor's state; adopt it later."""
+  """Pull and verify this host's boxes of a donor's state; adopt it later."""
 
   job: int
   addresses: tuple[str, ...]  # Of the donor's hosts.
-  payloads: tuple[Payload, ...]  # By host in parts: P fragments, the rest.
+  payloads: tuple[Payload, ...]  # As in `messages.StateOffered`.
+  partition: str  # The donor's.
   versions: tuple[int, ...]
   crcs: tuple[int, ...]  # CRCs of the whole fragments.
 

@@ -105,11 +105,12 @@ class StateOffered(SessionKey, FromLearner):
   versions: tuple[int, ...]  # Versions of the fragments of Θ.
   crcs: tuple[int, ...]  # CRCs of their bytes.
   step: int  # The donor's own step, to which the inner state belongs.
-  # The P fragments, then the inner state; each in parts, by host, if the donor
-  # has several.
+  # The P fragments, then the inner state, each for every host of the newcomer;
+  # in parts, by host, if the donor has several.
   payloads: tuple[Payload, ...]
-  address: str  # Where the newcomer (its host 0, if several) pulls them.
-  other_addresses: tuple[str, ...] = ()  # For its hosts 1, 2, ….
+  address: str  # Where host 0 of the donor, or its only one, offers them.
+  other_addresses: tuple[str, ...] = ()  # Of its hosts 1, 2, ….
+  partition: str = ''  # The donor's, as in its hello.
 
 
 class StateTaken(FromLearner):
@@ -286,6 +287,7 @@ class Donate(SessionKey, FromSyncer):
   """
 
   versions: tuple[int, ...]
+  partition: str = ''  # The newcomer's, as in its hello.
 
 
 class DonationOver(SessionKey, FromSyncer):

@@ -12,11 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from absl import logging
 
-from diloco.numerics import merge, native
+from diloco.numerics import boxes, merge, native
 from diloco.numerics import payload as payload_lib
 from diloco.numerics.codec import Codec, EncodedArray
 from diloco.numerics.fragments import Layout, Pieces
-from diloco.numerics.mesh_partition import Partition, Slice, from_text
+from diloco.numerics.mesh_partition import (
+  Partition,
+  Slice,
+  from_text,
+  of_one_host,
+)
 from diloco.numerics.shard_assignment import ShardAssignment
 from diloco.protocol import messages, timeouts
 from diloco.protocol.messages import Part, Payload
@@ -46,7 +51,6 @@ class HostSlices:
 
   Attributes:
     needed: by fragment, the slices that the host's devices hold.
-    by_piece: `needed` by fragment and name of the piece.
     offered: by fragment, the slices that the host offers; together, the hosts
       offer every value once.
   """
@@ -57,7 +61,6 @@ class HostSlices:
     self.needed: tuple[Boxes, ...] = tuple(
       partition.needed(pieces, host) for pieces in layout.fragments
     )
-    self.by_piece = [_grouped(boxes) for boxes in self.needed]
     self.offered: tuple[Boxes, ...] = tuple(
       partition.offered(pieces, host) for pieces in layout.fragments
     )
@@ -79,44 +82,35 @@ class HostSlices:
     Args:
       held: box name -> array, as from `needed_of`.
     """
-    return {
-      box.name: held[outer.name][_inside(box, outer)]
-      for box in self.offered[fragment]
-      for outer in [_around(box, self.by_piece[fragment][box.piece.name])]
-    }
-
-
-def _grouped(boxes: Boxes) -> dict[str, list[Slice]]:
-  groups: dict[str, list[Slice]] = {}
-  for box in boxes:
-    groups.setdefault(box.piece.name, []).append(box)
-  return groups
-
-
-def _around(box: Slice, held: Sequence[Slice]) -> Slice:
-  for outer in held:
-    if all(
-      first <= a and b <= last
-      for (a, b), (first, last) in zip(box.ranges, outer.ranges)
-    ):
-      return outer
-  raise AssertionError(f'{box.name} is offered, and none of {held}')
-
-
-def _inside(box: Slice, outer: Slice):
-  return (
-    *(
-      slice(a - first, b - first)
-      for (a, b), (first, _) in zip(box.ranges, outer.ranges)
-    ),
-    ...,
-  )
+    return read_slices(self.offered[fragment], self.needed[fragment], held)
 
 
 # Maps a payload's bytes to the hosts of a learner and the shards of a syncer.
 #
 # Part host·S + shard of a payload has the slices of the pieces that the shard
 # owns, as far as the host holds them. A learner of one host has whole pieces.
+
+
+def held_boxes(slices: Boxes, arrays: Arrays) -> dict[str, list]:
+  """Returns (box, values) of the slices by name of the piece; see `boxes`."""
+  held: dict[str, list] = {}
+  for each in slices:
+    box = each.ranges, arrays[each.name]
+    held.setdefault(each.piece.name, []).append(box)
+  return held
+
+
+def read_slices(
+  wanted: Boxes, slices: Boxes, arrays: Arrays
+) -> dict[str, np.ndarray]:
+  """Returns slices of which others hold all values; views where one does.
+
+  Args:
+    slices: those that are held.
+    arrays: their values, by name.
+  """
+  held = held_boxes(slices, arrays)
+  return {x.name: boxes.read(held[x.piece.name], x.ranges) for x in wanted}
 
 
 class SliceMap:
@@ -238,10 +232,20 @@ def read_slice_map(run_spec: RunSpec, text: str) -> SliceMap:
   Raises:
     ValueError: the text is not a partition of the run's parameters.
   """
-  shapes = {path: spec.shape for path, spec in run_spec.specs.items()}
-  hosts_max = min(HOSTS_MAX, run_spec.limits.hosts)
-  partition = from_text(text, shapes, hosts_max) if text else None
+  partition = read_partition(run_spec, text) if text else None
   return SliceMap(run_spec.owners, partition)
+
+
+def read_partition(run_spec: RunSpec, text: str) -> Partition:
+  """Returns the partition of a learner from its text; '': it has one host.
+
+  Raises:
+    ValueError: the text is not a partition of the run's parameters.
+  """
+  shapes = {path: spec.shape for path, spec in run_spec.specs.items()}
+  if not text:
+    return of_one_host(shapes)
+  return from_text(text, shapes, min(HOSTS_MAX, run_spec.limits.hosts))
 
 
 # Parts and their pace --------------------------------------------------------

@@ -425,6 +425,7 @@ class SimulatedLearner:
       step=effect.step,
       payloads=payloads,
       address=f'learner-{self.id}',
+      partition=self._cluster.partitions.get(self.id, ''),
     )
 
     def offer():

@@ -30,7 +30,6 @@ class OtherHost(HostGroup):
   """Host 1 of a learner of two.
 
   Attributes:
-    offered: what it offers, if it is a donor's.
     lost: whether the donor's host 1 dies while it pulls from it.
     told: how each fetch ended, as the leading host said.
   """
@@ -38,20 +37,17 @@ class OtherHost(HostGroup):
   def __init__(self):
     super().__init__()
     self.count = 2
-    self.offered: tuple[messages.Part, ...] = ()
     self.lost = False
     self.told: list[bool] = []
 
   def tell(self, message):
-    if isinstance(message, host_messages.HostFetch):
-      assert message.addresses[1] == 'its host 1'
     if isinstance(message, host_messages.FetchOver):
       self.told.append(message.taken)
 
   def answers(self, job, timeout_s=0.0):
     if self.lost:
       return {1: host_messages.HostDone(job, 'PeerLost: gone')}
-    return {1: host_messages.HostDone(job, '', ('its host 1',), self.offered)}
+    return {1: host_messages.HostDone(job, '', ('its host 1',))}
 
 
 class LosingPlane(MemoryPlane):
@@ -96,20 +92,22 @@ class Pair:
     self._donated = whole_replica(
       self._run_spec, self.given, (VERSION,) * len(initial)
     )
-    self.donor_host = OtherHost()
-    self.donor = self._carrier(
-      self._donated, MemoryPlane(network), self.donor_host
-    )
+    self._network = network
+    self.donor = self.donor_of(HostGroup())
+
+  def donor_of(self, hosts: HostGroup) -> FragmentTransfer:
+    """The donor's leading host."""
+    plane = MemoryPlane(self._network)
+    return self._carrier(self._donated, plane, hosts)
 
   def _carrier(self, copy, plane, hosts) -> FragmentTransfer:
     return FragmentTransfer(self._run_spec, self._programs, copy, plane, hosts)
 
   def donate(self) -> messages.StateAt:
-    """The donor offers it all once (more), host 1 as host 0 does."""
+    """The donor offers it all once (more)."""
     _, state = self._programs.init(self._run_spec.initial_parameters())
-    handles = self.donor.donation_handles()
-    self.donor_host.offered = (messages.Part(1, 1),) * len(handles)
-    said = host_messages.DonateAt(*NEWCOMER, handles)
+    handles = self.donor.donation_handles('')
+    said = host_messages.DonateAt(*NEWCOMER, handles, '')
     offered = self.donor.donate(said, STEP, self._donated.held(), state)
     return messages.StateAt(*DONOR, offered)
 
@@ -150,15 +148,17 @@ def test_a_donor_that_loses_a_host_in_mid_pull_gives_nothing(host, pair):
 
 def test_a_host_that_has_left_a_session_is_told_of_and_nothing_stays(pair):
   """The syncer waits for an answer, and each copy is a whole fragment."""
-  pair.donor.open_session(5)
-  pair.donor_host.lost = True
+  other = OtherHost()
+  donor = pair.donor_of(other)
+  donor.open_session(5)
+  other.lost = True
   for _ in range(OFFERS_MAX):
-    answer = pair.donor.donate_fragment(0, session=5)
+    answer = donor.donate_fragment(0, session=5)
     assert isinstance(answer, messages.NoFragment)
     assert 'host 1' in answer.reason
-  assert pair.donor.has_room(5, 0)
+  assert donor.has_room(5, 0)
 
-  pair.donor_host.lost = False
-  answer = pair.donor.donate_fragment(0, session=5)
+  other.lost = False
+  answer = donor.donate_fragment(0, session=5)
   assert isinstance(answer, messages.FragmentOffered)
   assert answer.version == VERSION

@@ -1,26 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inner state of a learner of two hosts goes from host to host."""
+"""Θ and moments go from learner to learner, whatever their hosts and meshes."""
 
 import pytest
 
-from tests.learner.groups import printed_by_two
+from tests.learner.groups import printed_by, world
 
 pytestmark = pytest.mark.beside
 
 
 @pytest.fixture(scope='module')
 def found():
-  """Returns what each of the two processes prints."""
-  return printed_by_two('tests.learner.host_states')
+  """Returns what each of the four processes prints."""
+  return printed_by(world('tests.learner.host_states', processes=4, devices=1))
 
 
 def test_moments_come_back_to_the_bit(found):
+  """From 4 hosts to 1, 3, 2, 1 and 4, over fsdp and tensor meshes."""
   for host in found:
     assert host['same'] and host['unlike_fresh']
-
-
-def test_the_next_step_is_that_of_the_donor(found):
-  assert all(host['same_step'] for host in found)
 
 
 def test_theta_comes_with_them(found):
@@ -29,11 +26,16 @@ def test_theta_comes_with_them(found):
     assert set(host['versions']) == {7}
 
 
-def test_each_host_gives_its_own_part_in_chunks(found):
-  for host in found:
-    assert host['chunks'] == -(-host['bytes'] // 10_000) > 1
-    assert host['bytes'] < 0.6 * host['whole_bytes']
+def test_a_host_pulls_what_it_needs_and_no_more(found):
+  """What lies whole on every device, such as a norm, is little."""
+  whole = found[0]['pulled']['4 hosts to 1 host'][0]
+  for host in found[:3]:
+    assert 0.33 * whole < host['pulled']['1 host to 3 hosts'][0] < 0.4 * whole
+  for host in found[:2]:
+    assert 0.5 * whole < host['pulled']['3 hosts to 2 hosts'][0] < 0.55 * whole
 
 
 def test_a_state_that_is_not_whole_is_refused(found):
-  assert all('bytes of inner state are offered' in x['refused'] for x in found)
+  for host in found:
+    for link, (nbytes, refusal) in host['pulled'].items():
+      assert not nbytes or 'bytes of inner state are offered' in refusal, link

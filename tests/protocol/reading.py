@@ -159,7 +159,9 @@ def of_message(message) -> str:
     case messages.NoFragment():
       return f'no copy of fragment {message.fragment}, {message.reason}'
     case messages.Donate():
-      return f'donate to learner {message.learner}, from {message.versions}'
+      of = f', partition {message.partition}' if message.partition else ''
+      to = f'learner {message.learner}, from {message.versions}'
+      return f'donate to {to}{of}'
     case messages.DonationOver():
       return f'donation to learner {message.learner} is over'
     case messages.StateAt():

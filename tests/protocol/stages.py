@@ -114,7 +114,7 @@ class SyncerStage:
   def _want_state(self, learner, reason='joins'):
     yield self._heard(learner, messages.WantState(reason))
 
-  def _offer_state(self, learner, to, step=10):
+  def _offer_state(self, learner, to, step=10, partition=''):
     versions = self.machine.snapshot().versions
     offered = messages.StateOffered(
       to,
@@ -124,6 +124,7 @@ class SyncerStage:
       step,
       tuple(messages.Payload(p, 'f32', 1, 0) for p in range(len(versions) + 1)),
       'address',
+      partition=partition,
     )
     yield self._heard(learner, offered)
 

@@ -185,13 +185,10 @@ class Follower:
 
   def _donate(self, order: host_messages.DonateAt, state):
     held = list(self._state.held)
-    newcomer = order.learner, order.incarnation
 
     def perform() -> Done:
       try:
-        address, parts = self._transfer.donate(
-          newcomer, order.handles, held, state.inner_state
-        )
+        address, parts = self._transfer.donate(order, held, state.inner_state)
       finally:
         state.release()
       return (address,), parts

@@ -4,20 +4,20 @@
 It offers contributions to the syncer and pulls updates. A donation to a
 newcomer is the donor's copy of Θ in f32, fragment by fragment, and its inner
 optimizer state, both at one of its boundaries. It has a publisher of its own,
-which closes when the newcomer no longer needs it. If the learner has several
-hosts, each offers its part in this way, and each host of the newcomer pulls
-from the donor's host of the same number: its devices hold the same shards if
-both learners are partitioned alike.
+which closes when the newcomer no longer needs it. Each host of the donor offers
+to each host of the newcomer the boxes that the one has and the other needs,
+whatever the two meshes: both know them from the partitions.
 """
 
 import itertools
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 
+from diloco.checkpoint.arrays import named
 from diloco.learner import host_parts
 from diloco.learner.programs import LearnerPrograms, take_boxes
 from diloco.learner.replica import (
@@ -26,7 +26,9 @@ from diloco.learner.replica import (
   Mismatch,
   Replica,
 )
-from diloco.numerics import payload
+from diloco.numerics import boxes, payload
+from diloco.numerics.boxes import Box
+from diloco.numerics.mesh_partition import Partition, Slice, passed_on
 from diloco.protocol import host_messages, messages
 from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace
@@ -84,8 +86,8 @@ class HostTransfer:
     self._arrived: dict[tuple[int, int], ArrivedFragment] = {}
     # From a donor, until all hosts have theirs: the order, Θ by fragment and
     # the inner state, which then waits until the loop takes it.
-    self._fetched: tuple[host_messages.HostFetch, Shares, Mapping] | None = None
-    self._adopted: Mapping[str, np.ndarray] | None = None
+    self._fetched: tuple[host_messages.HostFetch, list, Mapping] | None = None
+    self._adopted: host_parts.Parts | None = None
 
   # For the loop -------------------------------------------------------------
 
@@ -100,7 +102,7 @@ class HostTransfer:
         del self._arrived[key]
     return taken
 
-  def take_adopted(self) -> Mapping[str, np.ndarray] | None:
+  def take_adopted(self) -> host_parts.Parts | None:
     """Returns the inner state that a donor gave; None if there is none."""
     adopted, self._adopted = self._adopted, None
     return adopted
@@ -138,38 +140,77 @@ class HostTransfer:
     )
 
   def donate(
-    self,
-    newcomer: Newcomer,
-    handles: Sequence[int],
-    held: Sequence[FragmentReplica],
-    state,
+    self, order: host_messages.DonateAt, held: Sequence[FragmentReplica], state
   ) -> tuple[str, tuple[messages.Part, ...]]:
-    """Offers a newcomer this host's part of Θ and of the inner state.
+    """Offers a newcomer this host's boxes of Θ and of the inner state.
 
     Args:
-      handles: one for each payload, in order; there may be more.
       held: Θ at the boundary, by fragment.
       state: a copy of the inner state.
 
     Returns:
-      Where it is pulled, and its payloads: P fragments, then the inner state.
+      Where it is pulled, and its payloads: P fragments, then the inner state;
+      each as one payload for each host of the newcomer.
     """
+    newcomer = order.learner, order.incarnation
     self.end_donations(newcomer)
+    taker = payload_parts.read_partition(self._run_spec, order.partition)
     publisher = self._plane.publisher(f'newcomer {newcomer[0]}')
     self._donations[newcomer] = publisher
-    full, needed = self._run_spec.full, self._slices.needed
-    fragments = (
-      payload.encode(copy.theta, boxes, full)
-      for copy, boxes in zip(held, needed, strict=True)
-    )
+    parts_of_state = host_parts.to_host(state)
+    columns = [
+      self._given(taker, other, held, parts_of_state)
+      for other in range(taker.host_count)
+    ]
+    rows = itertools.zip_longest(*columns, fillvalue=payload_parts.NOTHING)
     parts = []
-    for data, handle in zip(
-      itertools.chain(fragments, to_chunks(state)), handles
-    ):
+    for data, handle in zip(itertools.chain.from_iterable(rows), order.handles):
       if data.size:
         publisher.offer(handle, data)
       parts.append(payload_parts.part_of(data))
     return publisher.address, tuple(parts)
+
+  def _given(
+    self,
+    taker: Partition,
+    other: int,
+    held: Sequence[FragmentReplica],
+    state: host_parts.Parts,
+  ) -> Iterator[np.ndarray]:
+    """Yields the payloads for one host of a newcomer."""
+    ends = self._slices.partition, self._host, taker, other
+    for p, copy in enumerate(held):
+      slices = self._passed_on(p, *ends)
+      arrays = payload_parts.read_slices(
+        slices, self._slices.needed[p], copy.theta
+      )
+      yield payload.encode(arrays, slices, self._run_spec.full)
+    yield from _cut(
+      boxes.read(state[name], box, dtype)
+      for name, box, dtype in self._passed_on_of_state(*ends)
+    )
+
+  def _passed_on(self, fragment: int, *ends) -> tuple[Slice, ...]:
+    """Returns the boxes of a fragment that one host gives to another.
+
+    Args:
+      *ends: giver, its host, taker and its host; see `passed_on`.
+    """
+    return tuple(
+      Slice(piece, box)
+      for piece in self._run_spec.layout.fragments[fragment]
+      for box in passed_on(
+        *ends, piece.shape, lambda who, piece=piece: who.piece_splits(piece)
+      )
+    )
+
+  def _passed_on_of_state(self, *ends) -> list[tuple[str, Box, np.dtype]]:
+    """Returns the same of the inner state: name of the leaf, box, dtype."""
+    return [
+      (name, box, np.dtype(like.dtype))
+      for name, like in named(self._programs.state_like).items()
+      for box in passed_on(*ends, like.shape, self._programs.state_splits(name))
+    ]
 
   def end_donations(self, newcomer: tuple[int, ...] = ()):
     """Withdraws what was offered to a newcomer, if anything was, or to all."""
@@ -193,36 +234,73 @@ class HostTransfer:
     self._put(order.fragment)
 
   def fetch(self, order: host_messages.HostFetch):
-    """Pulls this host's part of a donor's state without adopting it."""
+    """Pulls this host's boxes of a donor's state without adopting it."""
     self._fetched = None
-    wanted = [payload_parts.only(each, self._host) for each in order.payloads]
-    self._check_donated(wanted)
-    address = order.addresses[self._host]
+    try:
+      giver = payload_parts.read_partition(self._run_spec, order.partition)
+    except ValueError as error:
+      raise Mismatch(f'donor: {error}') from error
+    own, hosts = self._slices.partition, len(order.addresses)
+    wanted = order.payloads[self._host :: own.host_count]
+    if hosts != giver.host_count or any(
+      len(each.parts) != (hosts if hosts > 1 else 0) for each in wanted
+    ):
+      raise Mismatch(f'{hosts} hosts offer, the donor has {giver.host_count}')
+    ends = [(giver, host, own, self._host) for host in range(hosts)]
+    for host in range(hosts):
+      self._check_donated(
+        [payload_parts.only(each, host) for each in wanted], ends[host]
+      )
+    thetas = [
+      {each.name: np.empty(each.shape, np.float32) for each in needed}
+      for needed in self._slices.needed
+    ]
+    state = host_parts.empty(self._programs.state_like)
+    for host, address in enumerate(order.addresses):
+      self._take_boxes(
+        address,
+        [payload_parts.only(each, host) for each in wanted],
+        ends[host],
+        thetas,
+        state,
+      )
+    if not is_finite(state):
+      raise Mismatch("the donor's inner state is not finite")
+    self._fetched = order, thetas, state
+
+  def _take_boxes(self, address: str, wanted, ends, thetas, state):
+    """Pulls the boxes of one host of the donor into the arrays."""
     try:
       fetcher = self._plane.fetcher(address)
     except ValueError as error:
       raise Mismatch(f'donor at {address!r}: {error}') from error
+    pulled = (
+      self._pace.pull(fetcher, each) if each.nbytes else payload_parts.NOTHING
+      for each in wanted
+    )
     try:
-      data = [
-        self._pace.pull(fetcher, each) if each.nbytes else payload_parts.NOTHING
-        for each in wanted
-      ]
+      for p, theta in enumerate(thetas):
+        slices, full = self._passed_on(p, *ends), self._run_spec.full
+        held = payload_parts.held_boxes(self._slices.needed[p], theta)
+        arrays = payload.decode(next(pulled), slices, full)
+        for each in slices:
+          boxes.write(held[each.piece.name], each.ranges, arrays[each.name])
+      rest = _joined([*pulled])
     finally:
       fetcher.close()
-    fragments = len(self._slices.needed)
-    state = from_chunks(data[fragments:], self._programs.state_like)
-    if not is_finite(state):
-      raise Mismatch("the donor's inner state is not finite")
-    self._fetched = order, data[:fragments], state
+    start = 0
+    for name, box, dtype in self._passed_on_of_state(*ends):
+      stop = start + boxes.size(box) * dtype.itemsize
+      values = rest[start:stop].view(dtype).reshape(boxes.shape(box))
+      boxes.write(state[name], box, values)
+      start = stop
 
   def end_fetch(self, taken: bool):
     """Makes what was fetched this host's copy, or discards it."""
     fetched, self._fetched = self._fetched, None
     if not taken:
       return
-    order, data, state = fetched
-    needed, full = self._slices.needed, self._run_spec.full
-    thetas = [payload.decode(x, boxes, full) for x, boxes in zip(data, needed)]
+    order, thetas, state = fetched
     self.replica.adopt(
       [
         FragmentReplica(*fields)
@@ -233,16 +311,19 @@ class HostTransfer:
       self._put(p)
     self._adopted = state
 
-  def _check_donated(self, payloads: Sequence[messages.Payload]):
+  def _check_donated(self, payloads: Sequence[messages.Payload], ends):
     """Checks, before any byte is pulled, that a donor of this run would offer
     this.
     """
     full = self._run_spec.full
     expected = [
-      (full.name, payload.payload_bytes(boxes, full))
-      for boxes in self._slices.needed
+      (full.name, payload.payload_bytes(self._passed_on(p, *ends), full))
+      for p in range(len(self._slices.needed))
     ]
-    state_bytes = bytes_here(self._programs.state_like)
+    state_bytes = sum(
+      boxes.size(box) * dtype.itemsize
+      for _, box, dtype in self._passed_on_of_state(*ends)
+    )
     sizes = [(x.codec, x.nbytes) for x in payloads]
     inner = sizes[len(expected) :]
     total = sum(nbytes for _, nbytes in inner)
@@ -257,7 +338,7 @@ class HostTransfer:
     if not sound:
       raise Mismatch(
         f'{len(sizes)} payloads with {total} bytes of inner state are offered; '
-        f'this learner takes {len(expected)} fragments and {state_bytes} bytes'
+        f'this host takes {len(expected)} fragments and {state_bytes} bytes'
       )
 
   def _put(self, fragment: int):
@@ -272,16 +353,21 @@ class HostTransfer:
       yield self.replica.slice_map.offered(fragment, self._host, shard)
 
 
-def payloads_max(run_spec: RunSpec, state_like) -> int:
-  """Returns how many handles a donation can need, on any host."""
-  chunks = math.ceil(size_bytes(state_like) / CHUNK_BYTES_MAX)
-  return len(run_spec.layout.fragments) + chunks
+def payloads_max(run_spec: RunSpec, state_like, hosts: int) -> int:
+  """Returns how many handles a donation can need, on any host.
+
+  Args:
+    hosts: of the newcomer.
+  """
+  nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state_like))
+  chunks = math.ceil(nbytes / CHUNK_BYTES_MAX)
+  return hosts * (len(run_spec.layout.fragments) + chunks)
 
 
 def announced(
   handles: Sequence[int],
   codec: str,
-  fragments: int,
+  of_theta: int,
   hosts: Sequence[Sequence[messages.Part]],
 ) -> tuple[messages.Payload, ...]:
   """Returns the payloads that announce all hosts' parts of a donation.
@@ -289,64 +375,14 @@ def announced(
   Args:
     handles: the handles, the same for each host.
     codec: codec of Θ.
-    fragments: P.
+    of_theta: number of payloads with Θ; the rest is the inner state.
     hosts: what each host offers, from host 0 on, as `HostTransfer.donate` says.
   """
   rows = itertools.zip_longest(*hosts, fillvalue=NOTHING)
   return tuple(
-    payload_parts.announced_parts(
-      handle, codec if i < fragments else INNER, row
-    )
+    payload_parts.announced_parts(handle, codec if i < of_theta else INNER, row)
     for i, (handle, row) in enumerate(zip(handles, rows))
   )
-
-
-# The inner state as bytes for another learner, and back. Bits are copied
-# without conversion.
-
-
-def size_bytes(like) -> int:
-  """Returns the bytes of a whole tree of arrays, or of their shapes."""
-  return sum(
-    math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
-    for leaf in jax.tree.leaves(like)
-  )
-
-
-def bytes_here(like) -> int:
-  """Returns how many bytes `to_chunks` gives on this host."""
-  return size_bytes(host_parts.expected(like))
-
-
-def to_chunks(state) -> list[np.ndarray]:
-  """Cuts this process's part of all leaves, in order, into uint8 payloads.
-
-  A state of no bytes, such as that of SGD without momentum, gives no chunks.
-  """
-  arrays = host_parts.to_host(state)
-  return _cut(arrays[name] for name in host_parts.expected(state))
-
-
-def from_chunks(chunks: Sequence[np.ndarray], like) -> dict[str, np.ndarray]:
-  """Returns the arrays that `to_chunks` cut, by name, for `put_state`.
-
-  Args:
-    like: shapes, dtypes and shardings of the state.
-
-  Raises:
-    ValueError: the number of bytes is wrong.
-  """
-  whole, wanted = _joined(chunks), bytes_here(like)
-  if whole.size != wanted:
-    raise ValueError(
-      f'{whole.size} bytes of inner state, this host has {wanted}'
-    )
-  arrays, start = {}, 0
-  for name, part in host_parts.expected(like).items():
-    stop = start + size_bytes(part)
-    arrays[name] = whole[start:stop].view(part.dtype).reshape(part.shape)
-    start = stop
-  return arrays
 
 
 def _cut(arrays: Iterable[np.ndarray]) -> list[np.ndarray]:
@@ -372,12 +408,13 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
   return np.concatenate([np.empty(0, np.uint8), *parts])
 
 
-def is_finite(state) -> bool:
+def is_finite(state: host_parts.Parts) -> bool:
   """Returns True if no value of a host's copy is NaN or infinite."""
   return all(
-    bool(np.isfinite(leaf).all())
-    for leaf in jax.tree.leaves(state)
-    if np.issubdtype(leaf.dtype, np.floating)
+    bool(np.isfinite(values).all())
+    for leaf in state.values()
+    for _, values in leaf
+    if np.issubdtype(values.dtype, np.floating)
   )
 
 

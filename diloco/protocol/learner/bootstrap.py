@@ -306,7 +306,10 @@ def donate(core: Core):
       core.set(donations=rest, giving=(donation.learner, donation.incarnation))
       core.effects.append(
         learner_events.DonateState(
-          donation.learner, donation.incarnation, core.state.step
+          donation.learner,
+          donation.incarnation,
+          core.state.step,
+          donation.partition,
         )
       )
       return

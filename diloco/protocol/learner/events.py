@@ -139,6 +139,7 @@ class DonateState(messages.SessionKey, Effect):
   """Boundary: copy the inner state, offer it and Θ to a newcomer."""
 
   step: int
+  partition: str = ''  # The newcomer's.
 
 
 class EndDonation(messages.SessionKey, Effect):

@@ -3,9 +3,8 @@
 
 The bytes go from peer to peer; the syncer only introduces the two. A learner
 that has not completed its own bootstrap never donates, so that a fresh learner
-cannot become "the state". In a learner of several hosts each host has only a
-part and gives it to the newcomer's host of the same number, so learners donate
-only to learners that are partitioned alike.
+cannot become "the state". Donor and newcomer learn how the other one's hosts
+share its state: any learner can donate to any other.
 """
 
 from diloco.protocol import messages
@@ -48,14 +47,12 @@ def assign_donors(state: SyncerState):
 def _introduce(state: SyncerState, learner: int):
   member = state.members[learner]
   donors = [
-    (m, state.members[m].incarnation)
-    for m in sorted(state.members.live)
-    if state.members[m].partition == member.partition
+    (m, state.members[m].incarnation) for m in sorted(state.members.live)
   ]
   donors = [donor for donor in donors if donor not in member.tried]
   if not donors:
     state.change(learner, seeks_since_s=None)
-    state.send(learner, messages.NoState(_why_none(state, member)))
+    state.send(learner, messages.NoState(_why_none(member)))
     return
   busy = _busy(state)
   free = [donor for donor in donors if donor not in busy]
@@ -68,7 +65,9 @@ def _introduce(state: SyncerState, learner: int):
     learner, donor=(donor, incarnation), state_offered=False, seeks_since_s=None
   )
   state.record('donor', learner, f'learner {donor} is asked for its state')
-  request = messages.Donate(learner, member.incarnation, tuple(state.versions))
+  request = messages.Donate(
+    learner, member.incarnation, tuple(state.versions), member.partition
+  )
   state.send(donor, request)
 
 
@@ -77,11 +76,10 @@ def _busy(state: SyncerState) -> set[tuple[int, int] | None]:
   return {x.donor for x in state.members.values()}
 
 
-def _why_none(state: SyncerState, member: Member) -> str:
+def _why_none(member: Member) -> str:
   if member.tried:
     return f'no live peer is left, {len(member.tried)} failed'
-  unlike = 'no live peer has the same hosts and mesh'
-  return unlike if state.members.live else 'no peer'
+  return 'no peer'
 
 
 def on_state_offered(
@@ -95,6 +93,8 @@ def on_state_offered(
   )
   if not whole or not state.members[donor].ready:
     return f'an impossible donation to learner {offered.learner}'
+  if offered.partition != state.members[donor].partition:
+    return 'a donation with another partition than its hello'
   session = donor, state.members[donor].incarnation
   newcomer = state.members.get(offered.learner)
   waits = (
