@@ -6,7 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from diloco.transport.sockets import free_port
 from tests.processes.processes import START_S, Processes
@@ -64,6 +64,7 @@ class Group:
     hosts: how many processes.
     devices: of the learner, over all of them.
     environment: of each, besides.
+    overrides: of all.
   """
 
   def __init__(
@@ -73,11 +74,14 @@ class Group:
     hosts: int,
     devices: int,
     environment: Mapping[str, str] | None = None,
+    overrides: Sequence[str] = (),
   ):
     self._processes = processes
     port = free_port()
     self.members = [
-      processes.host(learner, host, hosts, port, devices, environment or {})
+      processes.host(
+        learner, host, hosts, port, devices, environment or {}, overrides
+      )
       for host in range(hosts)
     ]
 

@@ -85,6 +85,7 @@ class Processes:
     self.running: list[Running] = []
     self._records: dict[pathlib.Path, tuple[Tail, list[dict]]] = {}
     self._address: str | None = None
+    self.module = 'diloco.learner'  # That learners run.
     self._environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
       'JAX_COMPILATION_CACHE_DIR': os.environ.get(
@@ -179,7 +180,7 @@ class Processes:
     """Starts a learner of the syncer; `overrides` are its own."""
     return self.start(
       name or learner_name(learner),
-      'diloco.learner',
+      self.module,
       f'--learner={learner}',
       f'--syncer={self._address}',
       *(f'--config.{override}' for override in overrides),
@@ -195,6 +196,7 @@ class Processes:
     port: int,
     devices: int,
     environment: Mapping[str, str],
+    overrides: Sequence[str] = (),
   ) -> Running:
     """Starts one host of a learner, which meets the others at a local port.
 
@@ -205,9 +207,11 @@ class Processes:
       port: of the coordinator.
       devices: of the learner.
       environment: its own.
+      overrides: its own.
     """
     return self.learner(
       learner,
+      *overrides,
       name=f'learner-{learner}-host-{host}-{len(self.running)}',
       flags=(
         f'--hosts={hosts}',
