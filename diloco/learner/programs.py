@@ -107,6 +107,24 @@ class StepPrograms:
     }
     return placed, self._init_state(placed)
 
+  def draw(self) -> tuple[Params, object]:
+    """Draws the parameters from the run's seed, where they lie; with a fresh
+    inner state.
+
+    Their bits depend neither on the mesh nor on the number of hosts. On another
+    kind of device than the syncer's they may: a learner that starts differently
+    is detected by its CRCs, and takes the syncer's Θ.
+    """
+
+    def init(key):
+      flat = api.flatten(self._run_spec.model.init(key))
+      return {path: x.astype(jnp.float32) for path, x in flat.items()}
+
+    with jax.set_mesh(self._mesh):
+      key = jax.random.key(self._run_spec.config.seed)
+      params = jax.jit(init, out_shardings=self._shardings)(key)
+    return params, self._init_state(params)
+
   def state_splits(self, name: str) -> Callable[[Partition], Splits]:
     """Returns how any partition splits a leaf of the inner state."""
     path, axes = self._state_paths[name]

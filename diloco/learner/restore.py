@@ -4,11 +4,14 @@
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
 from absl import logging
+from jax.experimental import multihost_utils
 
 from diloco.checkpoint.learner_records import LearnerRecords
-from diloco.learner.programs import LearnerPrograms, Params
-from diloco.learner.replica import FragmentReplica, Replica, whole_replica
+from diloco.learner.programs import LearnerPrograms, Params, take_boxes
+from diloco.learner.replica import FragmentReplica, Replica
+from diloco.numerics import native, payload
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
 from diloco.run.event_log import SEED, Source
@@ -73,15 +76,8 @@ def restore(
   if saved is None and step not in (None, NONE):
     raise CheckpointGone(f'the checkpoint of step {step} can not be read')
   if saved is None:
-    # Drawn once: the bases are views of what the devices are given. Whole, so
-    # that each host knows the initial CRCs by itself.
-    initial = run_spec.initial_parameters()
-    params, state = programs.init(initial)
-    whole = whole_replica(run_spec, run_spec.fragments_of(initial))
-    held = [
-      dataclasses.replace(replica, theta=slices.needed_of(p, replica.theta))
-      for p, replica in enumerate(whole.held())
-    ]
+    params, state = programs.draw()
+    held = _first_replicas(run_spec, programs, params)
     host = Replica(run_spec, held, slice_map, slices.host)
     start = Start.from_seed(host.crcs())
     return RestoredState(params, state, host, start, SEED)
@@ -103,6 +99,28 @@ def restore(
   return RestoredState(
     arrays['params'], arrays['optimizer'], host, start, source
   )
+
+
+def _first_replicas(
+  run_spec: RunSpec, programs: LearnerPrograms, params: Params
+) -> list[FragmentReplica]:
+  """Returns what this host needs of Θ at version 0, of which `params` are.
+
+  The hosts of a learner gather one piece at a time, for the CRC of the whole.
+  """
+  replicas = []
+  for p, pieces in enumerate(run_spec.layout.fragments):
+    arrays = programs.snapshot(p, params)
+    theta = take_boxes(programs.holding.needed[p], arrays)
+    wholes = (
+      theta.get(piece.name)
+      if programs.partition.host_count == 1
+      else multihost_utils.process_allgather(arrays[piece.name], tiled=True)
+      for piece in pieces
+    )
+    crcs = [native.crc32(np.ascontiguousarray(whole)) for whole in wholes]
+    replicas.append(FragmentReplica(0, theta, payload.crc_of(crcs)))
+  return replicas
 
 
 def _start(progress: Mapping) -> Start:

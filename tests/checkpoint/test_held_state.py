@@ -180,7 +180,7 @@ def test_a_blend_right_after_a_save_does_not_change_it(learner, gate):
 
 def test_a_newcomer_is_given_the_state_of_its_boundary(learner):
   loop, given = learner.loop, []
-  loop._client.donation_handles = lambda: ()
+  loop._client.donation_handles = lambda partition: ()
   loop._client.donate = lambda said, step, held, state: given.append(state)
   expected = _bits(loop._state.inner_state)
   loop._donate(learner_events.DonateState(1, 1, step=3))
