@@ -42,7 +42,7 @@ class LearnerRecords(Checkpoints):
   Args:
     folder: used by this learner alone, and the same for all of its hosts.
     fingerprints: of the run; checkpoints with others are refused.
-    keep_latest: see `Checkpoints`, as for `say`.
+    keep_latest: see `Checkpoints`, as for the rest.
 
   Raises:
     BrokenRecord: the folder is of an earlier version of this program.
@@ -55,8 +55,9 @@ class LearnerRecords(Checkpoints):
     fingerprints: Mapping[str, str],
     keep_latest: int,
     say: Callable[[str], None],
+    owned: bool = True,
   ):
-    super().__init__(folder, keep_latest, say)
+    super().__init__(folder, keep_latest, say, owned)
     for path in folder.glob('host-*'):  # Each host had a folder of its own.
       raise BrokenRecord(old_format(path))
     self.learner = learner

@@ -66,6 +66,7 @@ class Checkpoints:
       write to it.
     keep_latest: number of newest checkpoints to keep, at least 1.
     say: called with one line on what went wrong, from any thread.
+    owned: False: it is another process's, and is only read.
 
   Attributes:
     failed: number of saves that were begun and failed.
@@ -74,10 +75,15 @@ class Checkpoints:
   """
 
   def __init__(
-    self, folder: pathlib.Path, keep_latest: int, say: Callable[[str], None]
+    self,
+    folder: pathlib.Path,
+    keep_latest: int,
+    say: Callable[[str], None],
+    owned: bool = True,
   ):
     self._folder = folder.absolute()
     self._keep_latest = keep_latest
+    self._owned = owned
     self._say = say
     self._thread: threading.Thread | None = None
     self._jobs: queue.SimpleQueue = queue.SimpleQueue()
@@ -296,6 +302,8 @@ class Checkpoints:
   def _set_aside(self, path: pathlib.Path, why: str):
     """Renames a checkpoint out of the way of newer ones of the same step."""
     self._say(f'{path} is passed over: {why}')
+    if not self._owned:
+      return
     aside = path.with_name(path.name + BROKEN)
     shutil.rmtree(aside, ignore_errors=True)
     try:

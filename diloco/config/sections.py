@@ -20,7 +20,7 @@ from diloco.models.kinds import KINDS
 from diloco.numerics import codec, fragments, merge
 from diloco.numerics.optimizers import INNER, OUTER
 from diloco.numerics.schedule import PROGRESS, SCHEDULES
-from diloco.protocol.config import BLEND, OLD_BLENDS
+from diloco.protocol.config import BLEND, BOOTSTRAPS, OLD_BLENDS
 from diloco.transport import planes
 
 SEED_MAX = 2**32 - 1
@@ -322,6 +322,9 @@ class CheckpointConfig(Section, section='checkpoint'):
   keep_latest: Count = 2  # Newest checkpoints of a process that stay.
   syncer_every_rounds: Count = 16  # Between two of the syncer's.
   learner_every_steps: Whole = 200  # Between two of a learner's; 0: none.
+  # Of a learner that is behind the run: through a live peer, through a peer's
+  # newest checkpoint, whose folder it must see, or that where no peer lives.
+  bootstrap: one_of(BOOTSTRAPS) = 'peer'
   # A close is on disk before any learner is told: it survives a loss of power,
   # not only the end of the process.
   fsync: bool = True

@@ -25,6 +25,7 @@ from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import FragmentReplica, Replica
 from diloco.learner.transfers import FragmentTransfer
+from diloco.metrics.workdir import Workdir
 from diloco.protocol import host_messages, messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import state as learner_state
@@ -46,6 +47,7 @@ class SyncerClient:
     host: the host's copy of Θ.
     start: what the process holds; None: what its seed gives.
     hosts: the learner's other hosts.
+    workdir: of the run, where peers save.
   """
 
   def __init__(
@@ -57,11 +59,12 @@ class SyncerClient:
     host: Replica,
     start: Start | None = None,
     hosts: HostGroup | None = None,
+    workdir: Workdir | None = None,
   ):
     config = run_spec.config
     self._hosts = hosts or HostGroup()
     self._transfer = FragmentTransfer(
-      run_spec, programs, host, syncer.plane, self._hosts
+      run_spec, programs, host, syncer.plane, self._hosts, workdir
     )
     self.take_arrived = self._transfer.take_arrived
     self.take_adopted = self._transfer.take_adopted
@@ -72,7 +75,9 @@ class SyncerClient:
       learner,
       run_spec.fingerprints,
       start or Start.from_seed(host.crcs()),
+      config.checkpoint.bootstrap,
     )
+    self._learner = learner
     self._lock = threading.Lock()
     self._todo: queue.SimpleQueue = queue.SimpleQueue()
     self._session: SyncerSession | None = None
@@ -320,6 +325,10 @@ class SyncerClient:
         return self._fetch((effect.message,), full=True)
       case learner_events.FetchState():
         self._fetch_state(effect.state)
+      case learner_events.ReadStored():
+        self._queue_down(
+          lambda: self.handle(self._transfer.read_stored(self._learner))
+        )
       case learner_events.DonateFragment():
         self._send_from_up(
           self._session,
@@ -398,5 +407,8 @@ class SyncerClient:
         self.handle(self._transfer.fetch_state(state))
 
     self._state_wanted = state
+    self._queue_down(job)
+
+  def _queue_down(self, job: Callable[[], None]):
     if not self._down.submit(job):
       self.crash(RuntimeError('no room to fetch a state'))

@@ -7,7 +7,7 @@ The leading host has all hosts do it, itself among them; see
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ from diloco.learner.replica import (
   Replica,
   VersionGap,
 )
+from diloco.metrics.workdir import Workdir
 from diloco.numerics.codec import Codec
 from diloco.protocol import host_messages, messages
 from diloco.protocol.incarnation import process_of
@@ -71,6 +72,7 @@ class FragmentTransfer:
     replica: the leading host's copy of Θ.
     plane: the data plane.
     hosts: the learner's other hosts, which transfer their own parts.
+    workdir: where peers save; None: that is not known.
   """
 
   def __init__(
@@ -80,10 +82,11 @@ class FragmentTransfer:
     replica: Replica,
     plane: DataPlane,
     hosts: HostGroup,
+    workdir: Workdir | None = None,
   ):
     self._run_spec = run_spec
     self._programs = programs
-    self._host = HostTransfer(run_spec, programs, replica, plane)
+    self._host = HostTransfer(run_spec, programs, replica, plane, workdir)
     self._replica = replica
     self._hosts = hosts
     self._next_handle = functools.partial(next, itertools.count(OTHER_HANDLES))
@@ -339,9 +342,50 @@ class FragmentTransfer:
       offered.versions,
       offered.crcs,
     )
+    self._adopt_together(order, self._host.fetch)
+
+  def read_stored(self, learner: int) -> learner_events.Event:
+    """Reads the newest checkpoint of a peer that fits, on all hosts.
+
+    Args:
+      learner: id of this one.
+    """
+    here, reasons = self._replica.held(), []
+    for donor, step, progress in self._host.stored(learner):
+      versions, crcs = progress['versions'], progress['crcs']
+      if any(v < held.version for v, held in zip(versions, here)):
+        reasons.append(f'that of learner {donor} is older than what is here')
+        continue
+      order = host_messages.ReadSaved(self._next_handle(), donor, step)
+      try:
+        self._adopt_together(order, self._host.read)
+      except Mismatch as error:
+        reasons.append(f'learner {donor}: {error}')
+        continue
+      self._source = Source(
+        *('peer_checkpoint', donor, progress['process'], step),
+        versions=tuple(versions),
+        crcs=tuple(crcs),
+      )
+      logging.info(
+        'took Θ and the inner state of learner %d, of its checkpoint of step '
+        '%d',
+        donor,
+        step,
+      )
+      offered = messages.StateOffered(
+        learner, 0, tuple(versions), tuple(crcs), step, (), ''
+      )
+      return learner_events.StateFetched(offered, donor, stored=True)
+    reason = '; '.join(reasons) or 'no peer has saved one'
+    logging.info('no checkpoint of a peer: %s', reason)
+    return learner_events.NothingStored(reason)
+
+  def _adopt_together(self, order, perform: Callable[..., None]):
+    """Has every host get its boxes of a state; then all of them adopt it."""
     try:
       with self._hosts.together(order, STATE_S):
-        self._host.fetch(order)
+        perform(order)
       self._host.end_fetch(taken=True)
     except (TransferFailed, Mismatch):
       self._hosts.tell(host_messages.FetchOver(self._next_handle(), False))

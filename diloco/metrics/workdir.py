@@ -102,6 +102,10 @@ class Workdir:
     """Returns the folder of one learner, such as 'learner-0'."""
     return self.root / 'checkpoints' / process
 
+  def learner_checkpoints(self) -> list[pathlib.Path]:
+    """Returns the folders of all learners that have saved."""
+    return sorted(self.root.glob('checkpoints/learner-*'))
+
   def metrics(self, process: str) -> pathlib.Path:
     """Returns the JSONL file of one process, such as 'learner-0'."""
     return self.root / 'metrics' / f'{process}.jsonl'

@@ -43,6 +43,11 @@ def with_current_blend(recorded: Mapping, key: str = 'blend') -> dict:
   return {**recorded, key: now} if now else dict(recorded)
 
 
+# Where a learner that is behind the run takes the inner state: from a live
+# peer, from the newest checkpoint of one, or from that where no peer lives.
+PEER, CHECKPOINT, AUTO = BOOTSTRAPS = 'peer', 'checkpoint', 'auto'
+
+
 class ProtocolConfig(Value):
   """Settings that syncer and learners share (the paper's Alg. 1 and 2).
 

@@ -163,6 +163,14 @@ class HostFetch(FromLeadingHost):
   crcs: tuple[int, ...]  # CRCs of the whole fragments.
 
 
+class ReadSaved(FromLeadingHost):
+  """Read this host's boxes of a peer's checkpoint; adopt them later."""
+
+  job: int
+  learner: int
+  step: int
+
+
 class FetchOver(FromLeadingHost):
   """All hosts have fetched their parts: adopt them, or discard them."""
 

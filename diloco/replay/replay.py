@@ -319,7 +319,7 @@ def _applied(scripts: Mapping[Process, Script]) -> collections.Counter[Bytes]:
   uses = collections.Counter()
   for script in scripts.values():
     source = script.begin.source
-    if source.kind == 'peer':
+    if source.kind in ('peer', 'peer_checkpoint'):
       uses.update(enumerate(source.crcs))
     uses.update(
       (line.event.fragment, line.event.crc)

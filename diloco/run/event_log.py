@@ -79,6 +79,7 @@ class Source:
   `step`, or, if it has no such line, when all of that boundary was done.
   'peer': the inner state as `process` of `learner` had it there; θ and the
   bases are Θ at `versions`, whose bytes have the CRCs `crcs`.
+  'peer_checkpoint': the same, read from its checkpoint.
   """
 
   kind: str
@@ -90,7 +91,7 @@ class Source:
 
 
 SEED = Source('seed')
-SOURCES = ('seed', 'checkpoint', 'peer')
+SOURCES = ('seed', 'checkpoint', 'peer', 'peer_checkpoint')
 
 
 @dataclasses.dataclass(frozen=True)

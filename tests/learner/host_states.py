@@ -2,8 +2,8 @@
 """Runs one of four hosts, of which learners of unlike meshes are made.
 
 Run by `test_host_states.py`: a learner of all four trains a few steps, and
-gives its state to one of a single host; that one gives it to one of three
-hosts, and so on, until it comes back to four. What was found is a line of JSON.
+gives its state to one of a single host; that one gives it to one of two hosts,
+and so on, until it comes back to four. What was found is a line of JSON.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ MESHES = {
   '3 hosts': {'tensor': 3},
   '2 hosts': {'fsdp': 2},
 }
-CHAIN = ('4 hosts', '1 host', '3 hosts', '2 hosts', '1 host', '4 hosts')
+CHAIN = ('4 hosts', '1 host', '2 hosts', '3 hosts', '4 hosts')
 
 
 @dataclasses.dataclass
@@ -66,7 +66,7 @@ class Host:
     self._plane = make_plane('grpc', '127.0.0.1', OPEN)
     config = tests_tiny.get_config()
     config.model.update(d_model=48, heads=6, kv_heads=6, head_dim=8, d_ff=48)
-    config.model.vocab = 264
+    config.model.update(vocab=264, layers=1)
     config.data.batch = 8
     self._run_spec = make_run_spec(run_config.build(config))
     self._kinds = LearnerKinds(self._run_spec)

@@ -85,6 +85,8 @@ def of_learner(effect: learner_events.Effect) -> str:
       return f'withdraw the donation to {effect.learner}'
     case learner_events.DonateFragment():
       return f'donate fragment {effect.fragment} version {effect.version}'
+    case learner_events.ReadStored():
+      return 'read the checkpoint of a peer'
     case learner_events.FetchState():
       return f'fetch the state of learner {effect.state.donor}'
     case learner_events.Adopt():

@@ -262,10 +262,12 @@ class SyncerStage:
 class LearnerStage:
   """One learner machine, id 0; the author plays the syncer."""
 
-  def __init__(self, saved_at=None, saved_versions=(), **options):
+  def __init__(
+    self, saved_at=None, saved_versions=(), bootstrap='peer', **options
+  ):
     self._config = config_of(options)
     start = self._start(saved_at, saved_versions)
-    self.machine = Learner(self._config, RUN, 0, FINGERPRINTS, start)
+    self.machine = Learner(self._config, RUN, 0, FINGERPRINTS, start, bootstrap)
     self._now = 0.0
     self._handle = 0
     self._incarnation = 0
@@ -384,9 +386,12 @@ class LearnerStage:
       'address',
     )
 
-  def _state_fetched(self, donor, versions, step=10):
+  def _state_fetched(self, donor, versions, step=10, stored=False):
     offered = self._state_offered(versions, step)
-    yield learner_events.StateFetched(offered, donor)
+    yield learner_events.StateFetched(offered, donor, stored)
+
+  def _nothing_stored(self):
+    yield learner_events.NothingStored('no peer has saved one')
 
   def _state_fails(self, donor, versions, step=10):
     state = messages.StateAt(donor, 1, self._state_offered(versions, step))

@@ -15,6 +15,7 @@ from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import Mismatch
 from diloco.learner.restore import restore
 from diloco.learner.train_state import TrainState
+from diloco.metrics.workdir import Workdir
 from diloco.protocol import host_messages, messages
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
@@ -36,6 +37,7 @@ class Follower:
     programs: those of this process.
     records: checkpoints of this host.
     plane: the data plane.
+    workdir: of the run.
 
   Raises:
     GroupLost: the leading host is gone.
@@ -50,6 +52,7 @@ class Follower:
     programs: LearnerPrograms,
     records: LearnerRecords,
     plane: DataPlane,
+    workdir: Workdir,
   ):
     self._records = records
     records.on_over = lambda step: self._say(host_messages.HostSaved(step))
@@ -62,7 +65,9 @@ class Follower:
     self._say(host_messages.HostStarted(index, records.readable()))
     restored = restore(run_spec, programs, records, self._next().step)
     self._state = TrainState(run_spec, learner, programs, restored, records)
-    self._transfer = HostTransfer(run_spec, programs, restored.host, plane)
+    self._transfer = HostTransfer(
+      run_spec, programs, restored.host, plane, workdir
+    )
     self._ready.set()
 
   def stop(self, *_):
@@ -115,6 +120,8 @@ class Follower:
         self._answer(down, message.job, lambda: transfer.take(message))
       case host_messages.HostFetch():
         self._answer(down, message.job, lambda: transfer.fetch(message))
+      case host_messages.ReadSaved():
+        self._answer(down, message.job, lambda: transfer.read(message))
       case host_messages.FetchOver():
         end = lambda: transfer.end_fetch(message.taken)  # noqa: E731
         self._answer(down, message.job, end, reports=message.taken)

@@ -242,6 +242,7 @@ class _Process:
       self._programs(),
       records,
       self._plane,
+      self._workdir,
     )
     _stop_on_signals(follower)
     try:
@@ -268,6 +269,7 @@ class _Process:
       restored.host,
       restored.start,
       hosts=hosts,
+      workdir=workdir,
     )
     hparams = run_config.flat(run_spec.config)
     writer = process_writer(workdir, name, hparams, monitor)

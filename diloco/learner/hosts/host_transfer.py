@@ -9,6 +9,7 @@ to each host of the newcomer the boxes that the one has and the other needs,
 whatever the two meshes: both know them from the partitions.
 """
 
+import contextlib
 import itertools
 import math
 import threading
@@ -16,8 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
+from absl import logging
 
-from diloco.checkpoint.arrays import named
+from diloco.checkpoint.arrays import BrokenRecord, named
+from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner import host_parts
 from diloco.learner.programs import LearnerPrograms, take_boxes
 from diloco.learner.replica import (
@@ -26,6 +29,7 @@ from diloco.learner.replica import (
   Mismatch,
   Replica,
 )
+from diloco.metrics.workdir import Workdir, learner_name
 from diloco.numerics import boxes, payload
 from diloco.numerics.boxes import Box
 from diloco.numerics.mesh_partition import Partition, Slice, passed_on
@@ -60,6 +64,7 @@ class HostTransfer:
     programs: take fragments of Θ to the devices.
     replica: the host's copy of Θ.
     plane: the data plane.
+    workdir: where peers save; None: that is not known.
 
   Attributes:
     replica: the host's copy of Θ.
@@ -72,8 +77,10 @@ class HostTransfer:
     programs: LearnerPrograms,
     replica: Replica,
     plane: DataPlane,
+    workdir: Workdir | None = None,
   ):
     self.replica = replica
+    self._workdir = workdir
     self.sessions = HostSessions(plane, run_spec.owners.shards, replica.host)
     self._programs = programs
     self._slices = programs.holding
@@ -84,9 +91,9 @@ class HostTransfer:
     self._pace = TransferPace(run_spec.config.protocol.patience)
     self._donations: dict[Newcomer, Publisher] = {}
     self._arrived: dict[tuple[int, int], ArrivedFragment] = {}
-    # From a donor, until all hosts have theirs: the order, Θ by fragment and
-    # the inner state, which then waits until the loop takes it.
-    self._fetched: tuple[host_messages.HostFetch, list, Mapping] | None = None
+    # From a donor, until all hosts have theirs: Θ, and the inner state, which
+    # then waits until the loop takes it.
+    self._fetched: tuple[list[FragmentReplica], host_parts.Parts] | None = None
     self._adopted: host_parts.Parts | None = None
 
   # For the loop -------------------------------------------------------------
@@ -266,7 +273,60 @@ class HostTransfer:
       )
     if not is_finite(state):
       raise Mismatch("the donor's inner state is not finite")
-    self._fetched = order, thetas, state
+    replicas = zip(order.versions, thetas, order.crcs, strict=True)
+    self._fetched = [FragmentReplica(*fields) for fields in replicas], state
+
+  def stored(self, own: int) -> Iterator[tuple[int, int, Mapping]]:
+    """Yields peer, step and progress of the newest checkpoints of all peers.
+
+    The one that is furthest in the run comes first.
+    """
+    found = []
+    for path in self._workdir.learner_checkpoints() if self._workdir else ():
+      learner, meta = int(path.name.rpartition('-')[2]), None
+      if learner != own:
+        with contextlib.suppress(BrokenRecord):  # Of an earlier version.
+          meta = self._records(learner).newest_meta()
+      if meta is not None:
+        progress = meta['progress']
+        found.append((progress['global_step'], learner, progress))
+    for _, learner, progress in sorted(found, key=lambda each: -each[0]):
+      yield learner, progress['step'], progress
+
+  def read(self, order: host_messages.ReadSaved):
+    """Reads this host's boxes of a peer's checkpoint without adopting it."""
+    programs = self._programs
+    try:
+      saved = self._records(order.learner).restore_state(
+        programs.params_like,
+        programs.state_like,
+        dict(enumerate(programs.bases_like())),
+        order.step,
+      )
+    except BrokenRecord as error:
+      raise Mismatch(str(error)) from error
+    if saved is None:
+      raise Mismatch(f'the checkpoint of step {order.step} can not be read')
+    progress, arrays = saved.meta['progress'], saved.arrays
+    replicas = zip(
+      progress['versions'],
+      programs.restored_bases(arrays['bases']),
+      progress['crcs'],
+    )
+    self._fetched = (
+      [FragmentReplica(*fields) for fields in replicas],
+      host_parts.to_host(arrays['optimizer']),
+    )
+
+  def _records(self, learner: int) -> LearnerRecords:
+    return LearnerRecords(
+      self._workdir.checkpoints(learner_name(learner)),
+      learner,
+      self._run_spec.fingerprints,
+      1,
+      logging.info,
+      owned=False,
+    )
 
   def _take_boxes(self, address: str, wanted, ends, thetas, state):
     """Pulls the boxes of one host of the donor into the arrays."""
@@ -300,14 +360,9 @@ class HostTransfer:
     fetched, self._fetched = self._fetched, None
     if not taken:
       return
-    order, thetas, state = fetched
-    self.replica.adopt(
-      [
-        FragmentReplica(*fields)
-        for fields in zip(order.versions, thetas, order.crcs, strict=True)
-      ]
-    )
-    for p in range(len(thetas)):
+    replicas, state = fetched
+    self.replica.adopt(replicas)
+    for p in range(len(replicas)):
       self._put(p)
     self._adopted = state
 

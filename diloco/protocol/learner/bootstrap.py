@@ -10,6 +10,7 @@ syncer.
 import dataclasses
 
 from diloco.protocol import messages
+from diloco.protocol.config import AUTO, CHECKPOINT, PEER
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import updates
 from diloco.protocol.learner.offers import min_ahead
@@ -156,12 +157,25 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     return
   core.set(rows=max(state.rows, welcome.rows), clean=welcome.clean)
   # A peer's state is newer than one that the run has left behind.
-  behind = any(f.unlike for f in core.state.fragments)
-  if behind and welcome.live and not state.settled:
+  behind = any(f.unlike for f in core.state.fragments) and not state.settled
+  if behind and welcome.live and core.bootstrap != CHECKPOINT:
     core.set(seeking=True)
     core.send(messages.WantState('joins a run that has gone on'))
-    return
-  go_on_alone(core)
+  elif behind and core.bootstrap != PEER:
+    _read_stored(core)
+  else:
+    go_on_alone(core)
+
+
+def _read_stored(core: Core):
+  core.set(seeking=True)
+  core.effects.append(learner_events.ReadStored())
+
+
+def on_nothing_stored(core: Core, event: learner_events.NothingStored):
+  """Goes on alone: storage was the last place to look."""
+  if core.state.seeking and core.state.connected:
+    go_on_alone(core)
 
 
 def go_on_alone(core: Core):
@@ -196,8 +210,10 @@ def on_state_at(core: Core, message: messages.StateAt):
 
 
 def on_no_state(core: Core):
-  """Goes on alone, as no donor is left."""
-  if core.state.seeking:
+  """Goes on without a live donor: through storage, or alone."""
+  if core.state.seeking and core.bootstrap == AUTO:
+    _read_stored(core)
+  elif core.state.seeking:
     go_on_alone(core)
 
 
@@ -219,11 +235,12 @@ def on_state_fetched(core: Core, event: learner_events.StateFetched):
       applied=False,
       unlike=fragment.told_otherwise(version, crc),
     )
-  if core.state.connected:
+  if core.state.connected and not event.stored:
     core.send(messages.StateTaken())
   if core.state.settled:
     return  # It was told to go on alone meanwhile.
-  _settle(core, f'learner {event.donor} at its step {offered.step}')
+  where = 'in its checkpoint of' if event.stored else 'at its'
+  _settle(core, f'learner {event.donor} {where} step {offered.step}')
   core.effects.append(learner_events.Adopt())
   if core.state.connected:
     _want_newer(core)

@@ -82,6 +82,13 @@ class StateFetched(Event):
 
   offered: messages.StateOffered
   donor: int
+  stored: bool = False  # It is that of its checkpoint.
+
+
+class NothingStored(Event):
+  """No peer's checkpoint could be read that is newer than what is here."""
+
+  reason: str
 
 
 class StateFailed(Event):
@@ -157,6 +164,10 @@ class FetchState(Effect):
   """Pull what a donor offers."""
 
   state: messages.StateAt
+
+
+class ReadStored(Effect):
+  """Read the newest checkpoint of a peer: `StateFetched` or `NothingStored`."""
 
 
 class Adopt(Effect):

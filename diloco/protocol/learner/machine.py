@@ -8,7 +8,7 @@ there; while τ > 0 the loop never waits for another process.
 from collections.abc import Mapping
 
 from diloco.protocol import messages, timeouts
-from diloco.protocol.config import ProtocolConfig
+from diloco.protocol.config import PEER, ProtocolConfig
 from diloco.protocol.learner import bootstrap as learner_bootstrap
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import leaving, offers, updates
@@ -34,11 +34,14 @@ class Learner:
     learner: int,
     fingerprints: Mapping[str, str],
     start: Start,
+    bootstrap: str = PEER,
   ):
     assert len(start.crcs) == config.fragments, f'{start=} for {config}'
     if config.blending.interpolates:
       start = start.counting_anew()
-    self._core = Core(config, run, learner, fingerprints, start.state())
+    self._core = Core(
+      config, run, learner, fingerprints, start.state(), bootstrap
+    )
 
   # The interface ------------------------------------------------------------
 
@@ -70,6 +73,8 @@ class Learner:
         updates.on_fetch_failed(self._core, event)
       case learner_events.StateFetched():
         learner_bootstrap.on_state_fetched(self._core, event)
+      case learner_events.NothingStored():
+        learner_bootstrap.on_nothing_stored(self._core, event)
       case learner_events.StateFailed():
         learner_bootstrap.on_state_failed(self._core, event)
       case learner_events.Stop():

@@ -300,8 +300,10 @@ class Core:
     learner: int,
     fingerprints: Mapping[str, str],
     state: LearnerState,
+    bootstrap: str,
   ):
     self.config = config
+    self.bootstrap = bootstrap
     self.run = run
     self.learner = learner
     self.fingerprints = dict(fingerprints)
