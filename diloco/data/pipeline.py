@@ -25,7 +25,7 @@ from diloco.data.documents import Mixture
 from diloco.data.text_windows import Tokens, Windows, run_of, stack
 
 Dataset = grain.MapDataset  # Element i is row i, int32 [L + 1].
-ENDLESS = 1 << 62  # Grain's batches of a longer one have an invalid length.
+ENDLESS = 1 << 62
 MIXED = 1024  # Rows of a mixture that are shuffled together.
 RUNS_SHUFFLED = 4  # Runs whose windows are shuffled together.
 _SEED_MAX = 1 << 31  # Grain counts up from a seed, within 32 bits.
@@ -55,7 +55,7 @@ class _Unrolled(grain.MapDataset):
 class _Dealt(grain.MapDataset):
   """Rows first, first + every, first + 2·every, … of an endless dataset."""
 
-  def __init__(self, rows: grain.MapDataset, first: int, every: int = 1):
+  def __init__(self, rows: grain.MapDataset, first: int, every: int):
     super().__init__(rows)
     self._first, self._every = first, every
 
@@ -126,7 +126,11 @@ def batch_at(dataset: Dataset, start: int, batch: int) -> dict[str, np.ndarray]:
 
 
 def batches(
-  dataset: Dataset, start: int, batch: int, threads: int = 1
+  dataset: Dataset,
+  start: int,
+  batch: int,
+  threads: int = 1,
+  own: range | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
   """Yields `batch_at` of rows start, start + batch, …, read ahead.
 
@@ -134,9 +138,27 @@ def batches(
     threads: threads that read, each a batch at a time; two batches are buffered
       per thread. (Grain's default, 16 threads and 500 elements, is too much for
       several learners on one machine.)
+    own: rows of each batch to read; None: all.
   """
   options = grain.ReadOptions(
     num_threads=threads, prefetch_buffer_size=2 * threads
   )
-  rows = _Dealt(dataset, start).batch(batch, batch_fn=stack)
+  rows = _Batches(dataset, start, batch, own or range(batch))
   return iter(rows.to_iter_dataset(options))
+
+
+class _Batches(grain.MapDataset):
+  """Element i has some rows of the batch that begins at start + i·batch."""
+
+  def __init__(self, rows: Dataset, start: int, batch: int, own: range):
+    super().__init__(rows)
+    self._start, self._batch, self._own = start, batch, own
+
+  def __len__(self) -> int:
+    return ENDLESS
+
+  def __getitem__(self, i):
+    if isinstance(i, slice):
+      return self.slice(i)
+    first = self._start + i * self._batch + self._own.start
+    return batch_at(self._parent, first, len(self._own))

@@ -50,6 +50,7 @@ class StepPrograms:
   Attributes:
     tokens_per_step: B · L.
     partition: how devices and hosts share the parameters.
+    own_rows: rows of a batch that this process's devices need.
     compiled: the programs, by name.
     params_like: shapes, dtypes and shardings of the parameters.
     state_like: shapes, dtypes and shardings of the inner state.
@@ -82,6 +83,7 @@ class StepPrograms:
       {path: len(shape) for path, shape in shapes.items()},
     )
     self._rows = sharding.batch_sharding(self._mesh)
+    self.own_rows = _rows_here(self._rows, config.data.batch)
     self._whole = NamedSharding(self._mesh, PartitionSpec())
     self.params_like = {
       path: _like(shape, self._shardings[path])
@@ -144,9 +146,27 @@ class StepPrograms:
     """Returns the inner state of a learner that has made no step."""
     return self._init_state(params)
 
-  def put_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Puts a batch on the devices, with its rows spread over the mesh."""
-    return {key: place(x, self._rows) for key, x in batch.items()}
+  def put_batch(
+    self, batch: Mapping[str, np.ndarray], first: int = 0
+  ) -> dict[str, jax.Array]:
+    """Puts a batch on the devices, with its rows spread over the mesh.
+
+    Args:
+      batch: all of it, or at least `own_rows`.
+      first: number of its first row that is given.
+    """
+    size = self._run_spec.config.data.batch
+
+    def placed(x: np.ndarray) -> jax.Array:
+      shape = size, *x.shape[1:]
+      here = ((first, first + len(x)), *boxes.whole(x.shape[1:]))
+      return jax.make_array_from_callback(
+        shape,
+        self._rows,
+        lambda index: x[boxes.index(boxes.at(index, shape), here)],
+      )
+
+    return {key: placed(x) for key, x in batch.items()}
 
   def step(self, params, state, batch, lr: float, draw: tuple[int, int]):
     """Dispatches one inner step; `params` and `state` are donated.
@@ -519,6 +539,13 @@ def partition_of(
       for path, sharding in shardings.items()
     },
   )
+
+
+def _rows_here(rows: NamedSharding, batch: int) -> range:
+  shape = batch, 1
+  indices = rows.addressable_devices_indices_map(shape).values()
+  ends = [boxes.at(index, shape)[0] for index in indices]
+  return range(min(a for a, _ in ends), max(b for _, b in ends))
 
 
 def place(x: np.ndarray, sharding: NamedSharding) -> jax.Array:

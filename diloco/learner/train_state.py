@@ -95,7 +95,11 @@ class TrainState:
       case host_messages.BeginAt():
         threads = self._run_spec.config.data.threads
         self._batches = pipeline.batches(
-          self._dataset, order.rows, self._batch, threads
+          self._dataset,
+          order.rows,
+          self._batch,
+          threads,
+          self._programs.own_rows,
         )
         self._rows = order.rows
       case host_messages.SaveAt():
@@ -122,7 +126,8 @@ class TrainState:
     self._rows += self._batch
     if self._programs.profiler is not None:
       self._programs.profiler.before_step()
-    placed = self._programs.put_batch(next(self._batches))
+    batch, first = next(self._batches), self._programs.own_rows.start
+    placed = self._programs.put_batch(batch, first)
     draw = self._learner, order.rows
     self.params, self.inner_state, metrics = self.holder.step(
       self.params, self.inner_state, placed, order.lr, draw

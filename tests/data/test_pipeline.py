@@ -79,6 +79,16 @@ def test_any_row_can_be_resumed_from(start, batch):
       np.testing.assert_array_equal(found['tokens'], expected['tokens'])
 
 
+@pytest.mark.parametrize('threads', [1, 3])
+def test_a_host_reads_its_own_rows_of_each_batch(threads):
+  dataset, own = _dataset(), range(2, 5)
+  batches = pipeline.batches(dataset, 17, 8, threads, own)
+  with contextlib.closing(batches):
+    for i in range(4):
+      whole = pipeline.batch_at(dataset, 17 + 8 * i, 8)['tokens']
+      np.testing.assert_array_equal(next(batches)['tokens'], whole[2:5])
+
+
 def test_the_order_is_the_same_in_every_version():
   # Of Grain and of NumPy: learners may run different ones.
   assert _starts(_dataset(), 0, 6) == GOLDEN, (
