@@ -564,21 +564,26 @@ def measure_bytes(settings: BenchSettings) -> Iterator[BenchFigure]:
 
 
 def measure_memory(settings: BenchSettings) -> Iterator[BenchFigure]:
-  """Measures the peak of resident memory beyond that of an empty model."""
+  """Measures the peak of resident memory beyond that of an empty model.
 
-  def peak_bytes(millions: float) -> int:
-    overrides = {**EVERY_8, 'run.step_floor_s': 0.05, **bowl(millions)}
+  First while the syncer writes its ledger alone, then with its usual saves.
+  """
+  usual = defaults(CheckpointConfig)['syncer_every_rounds']
+  saving = {'checkpoint.syncer_every_rounds': usual}
+
+  def peak_bytes(millions: float, saves: Mapping, rounds: int) -> int:
+    overrides = {**EVERY_8, 'run.step_floor_s': 0.05, **bowl(millions), **saves}
     with RealRun(overrides) as run:
-      _start_both(run, settings.pick(12, 2))
+      _start_both(run, settings.pick(rounds, 2))
       return 1024 * status(run.processes[SYNCER].pid, 'VmHWM')
 
-  empty_bytes = peak_bytes(EMPTY_MILLIONS)
-  for millions in settings.sizes:
-    beyond = max(peak_bytes(millions) - empty_bytes, 0)
-    each = beyond / (millions * 1e6)
-    yield BenchFigure(
-      f'{millions:g} M, M = 2', each, 'B/parameter', each / 4, 'Θ in f32'
-    )
+  for words, saves, rounds in (('', {}, 12), (', saving', saving, 3 * usual)):
+    empty_bytes = peak_bytes(EMPTY_MILLIONS, saves, rounds)
+    for millions in settings.sizes:
+      beyond = max(peak_bytes(millions, saves, rounds) - empty_bytes, 0)
+      each = beyond / (millions * 1e6)
+      name = f'{millions:g} M, M = 2{words}'
+      yield BenchFigure(name, each, 'B/parameter', each / 4, 'Θ in f32')
 
 
 def measure_long(settings: BenchSettings) -> Iterator[BenchFigure]:

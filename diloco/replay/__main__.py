@@ -49,7 +49,7 @@ def replay(workdir: Workdir) -> Replayed:
   config = run_config.build(config_files.read(str(workdir.config)))
   tapes = read_tapes(workdir)
   plan = make_plan(tapes)
-  _check_hosts(plan)
+  _check_replayable(plan)
   _become_like(plan, config, workdir)
   run_spec = make_run_spec(config)
   _say_what_is_unlike(tapes, plan, config)
@@ -62,10 +62,17 @@ def replay(workdir: Workdir) -> Replayed:
     ).run()
 
 
-def _check_hosts(plan: ReplayPlan):
-  """Rejects learners of several hosts: their sums' order can't be repeated."""
+def _check_replayable(plan: ReplayPlan):
+  """Rejects learners of several hosts, whose sums' order can't be repeated, and
+  those that read other windows.
+  """
   for (learner, _), script in sorted(plan.scripts.items()):
     hosts = script.begin.machine.hosts
+    if not script.begin.machine.batch:
+      raise NotReplayable(
+        f'learner {learner} is of a version that dealt the rows of the text '
+        'otherwise: replay it with 0.1.0'
+      )
     if hosts > 1:
       raise NotReplayable(
         f'learner {learner} had {hosts} processes; only learners of one can '

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of single learners: how they are read, and what is refused."""
 
-import dataclasses
 import types
 
 import pytest
@@ -9,10 +8,6 @@ import pytest
 from diloco.config import run_config, unlike
 from diloco.config.sections import ConfigError
 from diloco.lab.run import train
-from diloco.metrics.files import write_json
-from diloco.metrics.workdir import Workdir
-from diloco.replay.__main__ import replay
-from diloco.replay.replay import NotReplayable
 from experiments import tests_tiny
 
 
@@ -90,13 +85,10 @@ def test_a_run_that_is_older_has_learners_that_are_alike():
   assert fields['unlike_learners'] == ''
 
 
-def test_what_makes_all_learners_alike_refuses_them(tmp_path):
+def test_data_parallel_refuses_them():
   given = tests_tiny.get_config()
   given.unlike_learners = '1: data.batch=8'
+  given.lab.system = 'data_parallel'
   config = run_config.build(given)
-  with pytest.raises(ConfigError, match='learners of the lab are alike'):
+  with pytest.raises(ConfigError, match='has one batch and one mesh'):
     train(types.SimpleNamespace(config=config))
-  workdir = Workdir(tmp_path)
-  write_json(workdir.config, dataclasses.asdict(config))
-  with pytest.raises(NotReplayable, match='one batch and one mesh'):
-    replay(workdir)

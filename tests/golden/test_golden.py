@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that an older version has left can still be read, repeated and extended.
+"""Runs that an older version has left are read, or refused in one line.
 
 What is expected here was printed by the commands of the version that made the
 runs; see README.md beside this file.
@@ -14,9 +14,6 @@ import sys
 import tarfile
 
 import pytest
-
-from diloco.metrics.jsonl import read_jsonl
-from diloco.metrics.status import read_summary
 
 HERE = pathlib.Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -80,21 +77,11 @@ def test_the_page_is_written(name, tmp_path):
   assert 'learner' in page.read_text()
 
 
-def test_every_round_is_repeated_to_the_bit(tmp_path):
+def test_a_replay_says_that_its_rows_were_dealt_otherwise(tmp_path):
   done = started('replay', f'--workdir={unpack("run", tmp_path)}')
-  assert '101 rounds, 361 inner steps of 3 processes' in done.stderr
-  # Its event log does not name the processor, and this may be another.
-  assert 'bytes may differ: learner 0: processor: ' in done.stderr
-  if done.returncode:
-    # Sums of other caches differ late; a codec or a rule of another version
-    # would differ in the first round, as the steps of another jax may.
-    equal = re.search(r'DIFFERS after (\d+) rounds', done.stdout + done.stderr)
-    another = 'bytes may differ: learner 0: jax: ' in done.stderr
-    assert equal and int(equal[1]) >= (not another), done.stdout + done.stderr
-    return
-  assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-  assert 'every round has the CRC of the run' in done.stdout
-  assert 'parameters: the same bytes' in done.stdout
+  assert done.returncode == 78, done.stderr
+  [error] = re.findall(r'^error: .*', done.stderr, re.MULTILINE)
+  assert 'dealt the rows of the text otherwise' in error
 
 
 def test_the_likeliest_text_is_what_it_was(tmp_path):
@@ -130,27 +117,14 @@ def test_its_goodput_is_measured_and_predicted(tmp_path):
   assert float(predicted) == pytest.approx(86.4, abs=1.5)
 
 
-def test_the_run_is_extended(tmp_path):
+def test_its_checkpoints_are_refused_in_one_line(tmp_path):
   workdir = unpack('run', tmp_path)
-  diloco(
+  done = started(
     'local',
     f'--config={HERE / "golden_config.py"}',
     f'--workdir={workdir}',
     '--config.protocol.total_steps=216',
   )
-  summary = read_summary(workdir / 'summary.json')
-  assert summary.step >= 216
-  assert summary.rounds > 101
-  rounds = [
-    line['round']
-    for line in read_jsonl(workdir / 'tape.jsonl')
-    if line['kind'] == 'Publish'
-  ]
-  assert rounds == list(range(1, summary.rounds + 1))
-  before, after = (81, 101), [each.rounds for each in summary.learners]
-  assert sorted(after) > sorted(before)
-  beginnings = [each.beginning for each in summary.learners]
-  assert any('checkpoint' in each for each in beginnings), beginnings
-  refused = started('replay', f'--workdir={workdir}')
-  assert refused.returncode == 78
-  assert 'extended from 200 to 216 steps' in refused.stderr
+  assert done.returncode
+  errors = re.findall(r'error: .*', done.stdout + done.stderr)
+  assert any('is of an earlier version of this program' in x for x in errors)

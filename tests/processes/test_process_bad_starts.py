@@ -91,7 +91,10 @@ def test_text_is_missing(tmp_path, module, flags):
 )
 @pytest.mark.parametrize(
   'length, reason',
-  [(700, 'held-out tokens hold no window of'), (5000, 'one batch needs 4')],
+  [
+    (700, 'held-out tokens hold no window of'),
+    (5000, 'one batch of each of 64 learners needs 256'),
+  ],
 )
 def test_text_is_too_short(tmp_path, module, flags, length, reason):
   """The evaluation at the end needs text, too: it is said at the start."""

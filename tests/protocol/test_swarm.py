@@ -86,6 +86,7 @@ def test_what_the_scenarios_had_is_counted():
     simulator_swarm.SLOW_LINK: 1,
     simulator_swarm.SEVERAL_VERSIONS: 1,
     simulator_swarm.LOST_FRAGMENT: 1,
+    simulator_swarm.UNLIKE_BATCHES: 2,
   }
 
 

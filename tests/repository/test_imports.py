@@ -46,7 +46,8 @@ diloco/monitoring: absl diloco.metrics diloco.transport.sockets
 diloco/transport/data_plane.py: diloco.numerics.native diloco.protocol
   diloco.transport.sockets numpy
 diloco/transport/jax_transfer.py: diloco.protocol diloco.transport jax numpy
-diloco/checkpoint: diloco.metrics.files diloco.numerics.native diloco.protocol
+diloco/checkpoint: diloco.metrics.files diloco.numerics.boxes
+  diloco.numerics.native diloco.protocol
   diloco.transport.data_plane grain jax numpy orbax
 diloco/checkpoint/parameters.py: diloco.checkpoint.orbax_files numpy orbax
 diloco/checkpoint/safetensors_files.py: numpy safetensors
