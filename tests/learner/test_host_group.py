@@ -67,7 +67,7 @@ def _done(job: int = 8, reason: str = '', parts=(PART,)) -> said.HostDone:
   return said.HostDone(job, reason, (f'of job {job}',), parts)
 
 
-FETCH = said.HostFetch(8, ('first', 'there', 'too'), (), (1,), (2,))
+FETCH = said.HostFetch(8, ('first', 'there', 'too'), (), '', (1,), (2,))
 
 
 def test_all_restore_the_newest_step_that_each_has(hosts):

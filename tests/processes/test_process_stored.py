@@ -10,7 +10,7 @@ from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import learner_name
 from tests.processes.processes import ENDLESS, SLOW, START_S, Processes
 
-pytestmark = pytest.mark.beside
+pytestmark = pytest.mark.soak
 
 FRAGMENTS = 2  # Of `tests_tiny`.
 
