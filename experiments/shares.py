@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do learners of unlike batches do to the loss, and what do weights?
+"""Does the loss depend on how learners share the sequences of a step?
 
 Four learners share the 16 sequences of a step evenly, or 8 : 4 : 2 : 2, or
 13 : 1 : 1 : 1, as machines of unlike speed would. All train as many tokens.

@@ -130,7 +130,7 @@ def values(leaf, box: Box) -> np.ndarray | None:
 
 def box_name(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
   """Returns such as '0:8,16:32'."""
-  return ','.join(f'{a}:{b}' for a, b in boxes.at(index, shape))
+  return boxes.text(boxes.at(index, shape))
 
 
 def ranges_of(text: str) -> Box:

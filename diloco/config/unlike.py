@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between the learners of a run: config.unlike_learners.
+"""The settings in which learners of one run differ: config.unlike_learners.
 
 '1: data.batch=2, mesh.fsdp=2; 4-7: accelerator=v5p-8, mesh.fsdp=4' gives
 learner 1 a batch and a mesh of its own, and learners 4 to 7 other machines. All

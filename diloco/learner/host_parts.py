@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one host has of a tree of arrays, as boxes of numpy arrays, and back."""
+"""A host's share of a tree of jax arrays: to numpy boxes, and back."""
 
 from typing import Any
 

@@ -35,6 +35,11 @@ def at(index_: tuple[slice, ...], shape_: Iterable[int]) -> Box:
   return tuple(s.indices(n)[:2] for s, n in zip(index_, shape_, strict=True))
 
 
+def text(box: Box) -> str:
+  """Returns such as '0:8,16:32'."""
+  return ','.join(f'{a}:{b}' for a, b in box)
+
+
 def common(one: Box, other: Box) -> Box | None:
   """Returns the box that two have in common; None if there is none."""
   box = tuple(

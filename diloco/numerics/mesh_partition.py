@@ -34,7 +34,7 @@ class Slice:
     """The piece's name if it is all of it, else such as 'norm@0:8,16:32'."""
     if self.is_whole:
       return self.piece.name
-    return f'{self.piece.name}@' + ','.join(f'{a}:{b}' for a, b in self.ranges)
+    return f'{self.piece.name}@{boxes.text(self.ranges)}'
 
   @property
   def is_whole(self) -> bool:

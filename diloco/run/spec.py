@@ -148,7 +148,7 @@ class RunSpec:
     return PROGRESS[self.config.inner.progress](global_step, own_steps)
 
   def dataset(self, learner: int, learners: int = 0) -> 'pipeline.Dataset':
-    """The rows of one learner id, by number; `learners`: M of another run."""
+    """The rows of one learner id; `learners`: M, if it is not the run's."""
     # Not at the top: the syncer, which reads no batch, does without Grain.
     from diloco.data import pipeline
 
@@ -164,9 +164,8 @@ class RunSpec:
   def initial_parameters(self) -> dict[str, np.ndarray]:
     """Draws the parameters from the run's seed: path -> f32 array, on the CPU.
 
-    They are drawn on the CPU wherever the learner trains, so that all learners
-    start alike; one that starts differently is detected by its CRC and takes
-    the syncer's.
+    The syncer's; a learner draws its own where they lie, to the same bits on
+    CPU devices (`LearnerPrograms.draw`).
     """
     with jax.default_device(jax.local_devices(backend='cpu')[0]):
       params = jax.jit(self.model.init)(jax.random.key(self.config.seed))

@@ -22,6 +22,7 @@ from diloco.protocol import shard_messages as orders
 from diloco.protocol.config import UPDATES_KEPT
 from diloco.protocol.syncer import events as syncer_events
 from diloco.run.event_log import Started, SyncerEventLog, closing_line, line_of
+from diloco.run.payload_parts import read_partition
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Inbox, Worker
 from diloco.syncer.results import ResultCollector, ResultLost, Results
@@ -287,6 +288,8 @@ class SyncerServer:
       reason = f'learner={hello.learner}: must be in 0 … {ids - 1}'
     elif peer is not None:
       reason = f'learner {hello.learner} speaks in another session already'
+    elif wrong := self._wrong_partition(hello):
+      reason = wrong
     else:
       offers_max = (UPDATES_KEPT + 1) * fragments
       self._peers[key] = LearnerSession(session, hello, offers_max)
@@ -294,6 +297,16 @@ class SyncerServer:
     session.send(messages.Refusal(reason, final=True))
     session.close(reason)
     return False
+
+  def _wrong_partition(self, hello: messages.Opening) -> str | None:
+    """Returns what is wrong with a learner's partition, which its donor reads,
+    too.
+    """
+    try:
+      read_partition(self._run_spec, getattr(hello, 'partition', ''))
+    except ValueError as error:
+      return messages.brief(str(error))
+    return None
 
   def _admitted(self, key: Key) -> LearnerSession | None:
     peer = self._peers.get(key)

@@ -230,7 +230,7 @@ def test_the_processes_of_a_learner_share_its_gpus():
 
 
 def test_unlike_learners_get_what_their_meshes_have():
-  """What one of them gets lies together: it begins at a multiple of itself."""
+  """The chips of one learner lie together, from a multiple of their number."""
   text = '1: mesh.fsdp=4; 2: mesh.fsdp=2'
   config = a_config(1, 3, unlike_learners=text, **{'data.batch': 8})
   whole = program(config, [], Workdir(pathlib.Path('w')), 'localhost:7')

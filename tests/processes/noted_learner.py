@@ -15,6 +15,7 @@ import numpy as np
 from diloco.checkpoint.arrays import box_name, boxes_of, named
 from diloco.learner.hosts.host_transfer import HostTransfer
 from diloco.learner.train_state import TrainState
+from diloco.numerics import boxes
 from diloco.protocol import host_messages
 
 FOLDER = pathlib.Path(os.environ['NOTED'])
@@ -29,7 +30,7 @@ def note(what: str, held, slices, state):
   }
   for p, (each, needed) in enumerate(zip(held, slices)):
     for part in needed:
-      box = ','.join(f'{a}:{b}' for a, b in part.ranges)
+      box = boxes.text(part.ranges)
       name = f'theta/{p}.{each.version}/{part.piece.name}@{box}'
       noted[name] = each.theta[part.name]
   numbers = (FOLDER / f'{what}-{n}.npz' for n in itertools.count())

@@ -112,6 +112,10 @@ class Peer:
       if isinstance(message, kind):
         return message
 
+  def heard(self) -> list:
+    """Returns what has come so far and was not asked for."""
+    return [self._heard.get() for _ in range(self._heard.qsize())]
+
   def end(self) -> str:
     """Waits until the syncer has ended the session; returns why."""
     return self._ended.get(timeout=DEADLINE_S)

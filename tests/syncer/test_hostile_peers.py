@@ -156,6 +156,23 @@ def test_an_id_without_a_shard_is_refused(stage, beyond):
   stage.assert_lives()
 
 
+@pytest.mark.parametrize(
+  'partition', ['nonsense', '[]', '[[["fsdp",1]],[0],{}]']
+)
+def test_a_partition_of_other_parameters_reaches_no_donor(stage, partition):
+  """A donor would have to read it, on the thread of its steps."""
+  donor, bad = stage.peer(0).join(), stage.peer(1)
+  donor.train(1)
+  bad.say_hello(partition=partition)
+  bad.say(messages.WantState('the test'))
+  assert bad.hear(messages.Refusal).final
+  stage.peer(2).join()
+  donor.say(messages.Goodbye('the test'))
+  donor.end()
+  assert not [x for x in donor.heard() if isinstance(x, messages.Donate)]
+  stage.assert_lives()
+
+
 # Contributions ---------------------------------------------------------------
 
 

@@ -271,9 +271,12 @@ class HostTransfer:
         thetas,
         state,
       )
+    self._hold(zip(order.versions, thetas, order.crcs, strict=True), state)
+
+  def _hold(self, replicas: Iterable[tuple], state: host_parts.Parts):
+    """Keeps what has come until all hosts have theirs."""
     if not is_finite(state):
       raise Mismatch("the donor's inner state is not finite")
-    replicas = zip(order.versions, thetas, order.crcs, strict=True)
     self._fetched = [FragmentReplica(*fields) for fields in replicas], state
 
   def stored(self, own: int) -> Iterator[tuple[int, int, Mapping]]:
@@ -295,7 +298,7 @@ class HostTransfer:
 
   def read(self, order: host_messages.ReadSaved):
     """Reads this host's boxes of a peer's checkpoint without adopting it."""
-    programs = self._programs
+    self._fetched, programs = None, self._programs
     try:
       saved = self._records(order.learner).restore_state(
         programs.params_like,
@@ -313,10 +316,7 @@ class HostTransfer:
       programs.restored_bases(arrays['bases']),
       progress['crcs'],
     )
-    self._fetched = (
-      [FragmentReplica(*fields) for fields in replicas],
-      host_parts.to_host(arrays['optimizer']),
-    )
+    self._hold(replicas, host_parts.to_host(arrays['optimizer']))
 
   def _records(self, learner: int) -> LearnerRecords:
     return LearnerRecords(
