@@ -2,7 +2,8 @@
 """A learner's process that notes each state that it gives or takes.
 
 What is noted are the boxes of this host, in `$NOTED`: of a donor what its loop
-held for the newcomer, of a newcomer what is on its devices afterwards.
+held for the newcomer, of a newcomer Θ as it was adopted (the syncer's newer
+fragments follow at once) and the inner state on its devices afterwards.
 """
 
 import itertools
@@ -39,29 +40,31 @@ def note(what: str, held, slices, state):
 
 def main():
   donate, perform = HostTransfer.donate, TrainState.perform
-  newest = {}
-  init = HostTransfer.__init__
-
-  def noting_init(self, *args, **kwargs):
-    newest['transfer'] = self
-    init(self, *args, **kwargs)
+  end_fetch = HostTransfer.end_fetch
+  adopted = {}
 
   def noting_donate(self, order, held, state):
     host = f'gave-{order.learner}-{self.replica.host}'
     note(host, held, self._slices.needed, state)
     return donate(self, order, held, state)
 
+  def noting_end_fetch(self, taken):
+    end_fetch(self, taken)
+    if taken:
+      needed = self._slices.needed
+      adopted.update(
+        host=self.replica.host, held=self.replica.held(), needed=needed
+      )
+
   def noting_perform(self, order, argument=None):
     result = perform(self, order, argument)
     if isinstance(order, host_messages.AdoptState):
-      transfer = newest['transfer']
-      host = f'took-{self._learner}-{transfer.replica.host}'
-      held = transfer.replica.held()
-      note(host, held, transfer._slices.needed, self.inner_state)
+      host = f'took-{self._learner}-{adopted["host"]}'
+      note(host, adopted['held'], adopted['needed'], self.inner_state)
     return result
 
-  HostTransfer.__init__ = noting_init
   HostTransfer.donate = noting_donate
+  HostTransfer.end_fetch = noting_end_fetch
   TrainState.perform = noting_perform
   runpy.run_module('diloco.learner', run_name='__main__', alter_sys=True)
 
