@@ -321,7 +321,8 @@ class CheckpointConfig(Section, section='checkpoint'):
 
   keep_latest: Count = 2  # Newest checkpoints of a process that stay.
   syncer_every_rounds: Count = 16  # Between two of the syncer's.
-  learner_every_steps: Whole = 200  # Between two of a learner's; 0: none.
+  # Between two of a learner's, which take turns over this time; 0: none.
+  learner_every_steps: Whole = 200
   # Of a learner that is behind the run: through a live peer, through a peer's
   # newest checkpoint, whose folder it must see, or that where no peer lives.
   bootstrap: one_of(BOOTSTRAPS) = 'peer'

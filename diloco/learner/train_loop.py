@@ -111,6 +111,10 @@ class TrainLoop:
     self._batch = config.data.batch
     self._step_tokens = programs.tokens_per_step
     self._save_due = False
+    checkpoint, learners = config.checkpoint, config.protocol.learners
+    self._save_every_steps = checkpoint.learner_every_steps
+    # By turns: learners that write at once take each other's disk and cores.
+    self._save_phase = learner % learners * self._save_every_steps // learners
     self._saving_step = self._saved_step = 0
     self._step = restored.start.step
     self._tokens = restored.start.tokens  # Of all steps so far.
@@ -331,10 +335,11 @@ class TrainLoop:
 
     It comes a few steps later while a newcomer's donor reads the inner state.
     """
-    every_steps = self._config.checkpoint.learner_every_steps
+    every_steps = self._save_every_steps
     if not every_steps or not self._training:
       return 0.0
-    self._save_due = self._save_due or not self._step % every_steps
+    since = (self._step - self._save_phase) % every_steps
+    self._save_due = self._save_due or not since
     if not self._save_due or not (
       self._state.holder.ready or self._records.saving
     ):

@@ -12,7 +12,7 @@ from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import learner_name
 from tests.processes.processes import START_S, Processes, Running
 
-SAVE_STEPS = 20
+SAVE_STEPS = 40
 NOTICE_S = 20.0
 
 
@@ -113,4 +113,5 @@ def stop_all(run: Survived, name: str, running: list[Running]):
 
 def unsaved(processes: Processes, learner: int) -> int:
   """Steps since its last turn to save."""
-  return processes.steps(learner)[-1]['step'] % SAVE_STEPS
+  turn = learner * SAVE_STEPS // 2
+  return (processes.steps(learner)[-1]['step'] - turn) % SAVE_STEPS

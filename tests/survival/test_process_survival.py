@@ -64,7 +64,7 @@ def survived(tmp_path_factory):
 
     # All at once, while no process has the newest fragments on a disk.
     processes.until(
-      lambda: all(5 < survival.unsaved(processes, m) < 18 for m in (0, 1)),
+      lambda: all(5 < survival.unsaved(processes, m) < 36 for m in (0, 1)),
       START_S,
       'both have trained on since they have saved',
     )
