@@ -322,7 +322,7 @@ def simulate(learners: int, steps: int) -> int:
     encode_s=0.02,
     merge_s=0.05,
   )
-  machines = Fleet((1.0,) * learners, tokens=1 << 20, jitter=0.1)
+  machines = Fleet((1.0,) * learners, (1 << 20,) * learners, jitter=0.1)
   return fleet.run(
     config, machines, network, FaultEvents(), 0, until_s=float(steps)
   ).steps

@@ -21,7 +21,8 @@ class Fleet:
 
   # Duration of an inner step, by learner id; as many as may ever join.
   step_s: tuple[float, ...]
-  tokens: int  # Tokens of an inner step of a learner with all its slices.
+  # Tokens of an inner step with all slices, by learner id.
+  tokens: tuple[int, ...]
   # Standard deviation of a step's length, as a share of it.
   jitter: float = 0.0
 
@@ -67,7 +68,7 @@ class DecoupledFleet:
           m: Speeds(step_s, fleet.jitter, random.Random(rng.random())).next_s
           for m, step_s in enumerate(fleet.step_s)
         },
-        batch_of=lambda *_: fleet.tokens,
+        batch_of=lambda learner, _: fleet.tokens[learner],
         row_tokens=1,
       ),
     )
@@ -111,6 +112,10 @@ class DecoupledFleet:
     cluster = self.cluster
     cluster.sim.run(until_s, stop=lambda: cluster.ended is not None or stop())
     self.tally.settle()
+
+  def count_anew(self):
+    """Lets the figures be of what comes from now on."""
+    self.tally = self.cluster.observer = Tally()
 
   # Figures -------------------------------------------------------------------
 

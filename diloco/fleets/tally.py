@@ -48,6 +48,8 @@ class LearnerCount:
   useful_s: float = 0.0
   tokens: int = 0
   merged: int = 0  # Rounds that included it.
+  weight: float = 0.0  # Sum of its shares of these rounds.
+  merged_tokens: int = 0  # Of these rounds; each token counts P times.
   staleness: int = 0  # Sum of the versions that its bases were behind.
   ages: ContributionAges = dataclasses.field(
     default_factory=ContributionAges
@@ -224,6 +226,8 @@ class Tally(Observer):
     for share in merge.shares:
       count = self.count(share.learner)
       count.merged += 1
+      count.weight += share.weight
+      count.merged_tokens += share.c_tokens
       count.ages.add(share.age_steps)
       count.staleness += merge.version - 1 - share.base_version
     if now_s <= self._timeline_s:

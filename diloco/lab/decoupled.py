@@ -43,7 +43,6 @@ class ObservedTally(Tally):
   """A tally that also forwards to an observer.
 
   Attributes:
-    merged_tokens: tokens of merged contributions, mean over the fragments.
     ledger: where each learner's tokens went.
   """
 
@@ -55,9 +54,7 @@ class ObservedTally(Tally):
     run_spec: RunSpec,
   ):
     super().__init__(timeline_s)
-    self.merged_tokens = 0.0
     self.ledger = TokenObserver(fragments)
-    self._fragments = fragments
     self._observer = observer
     self._run_spec = run_spec
     self._schedule = run_spec.schedule()
@@ -80,8 +77,6 @@ class ObservedTally(Tally):
     for effect in effects:
       match effect:
         case syncer_events.Merge():
-          tokens = sum(share.c_tokens for share in effect.shares)
-          self.merged_tokens += tokens / self._fragments
           self._decided(syncer.now, effect)
         case syncer_events.Publish():
           self._publishing = effect  # Its line has the resulting CRC.
@@ -193,6 +188,7 @@ class Decoupled(LabRun):
     learner_s = self._transient.learner_s(self._now_s)
     rounds = self._tally.rounds
     merged = ages.total(count.ages for count in counts)
+    merged_tokens = sum(count.merged_tokens for count in counts)
     rows = self._tally.ledger.rows().values()
     return Trained(
       points=tuple(self._points),
@@ -203,7 +199,7 @@ class Decoupled(LabRun):
       parameters=cluster.syncer.contents.model.parameters(),
       tally=self._tally,
       deaths=tuple(self._deaths),
-      merged_tokens=round(self._tally.merged_tokens),
+      merged_tokens=round(merged_tokens / protocol.fragments),
       tokens=token_ledger.total(rows),
       unexplained_tokens=token_ledger.unexplained(rows),
       age_steps=merged.mean_steps,

@@ -53,7 +53,7 @@ def fleet_of(config: SimulationConfig, learners: int) -> Fleet:
   steps_s = speeds.mean_steps_s(
     learners, fleet.step_s, fleet.slow_learners, fleet.slow_gap
   )
-  return Fleet(steps_s, fleet.tokens, fleet.jitter)
+  return Fleet(steps_s, (fleet.tokens,) * learners, fleet.jitter)
 
 
 def network_of(config: SimulationConfig) -> Network:

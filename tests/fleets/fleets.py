@@ -54,7 +54,7 @@ def run(
   config = config_of(**changes)
   return fleet.run(
     config,
-    fleet.Fleet((step_s,) * config.learners, 1000, jitter),
+    fleet.Fleet((step_s,) * config.learners, (1000,) * config.learners, jitter),
     network or network_of(config.fragments),
     fault_events,
     seed,

@@ -66,7 +66,7 @@ def test_a_learner_that_never_comes_back():
 
 
 def test_a_newcomer_is_merged():
-  two = Fleet((1.0, 1.0), 1000)
+  two = Fleet((1.0, 1.0), (1000, 1000))
   fleet = DecoupledFleet(config_of(), two, network_of(), seed=0)
   fleet.join(0)
   fleet.run(50.0)
