@@ -102,6 +102,7 @@ class Resources:
   capacity: str = ON_DEMAND  # One of CAPACITIES.
   reservation: str = ''  # Its name, for RESERVATION.
   disk_gib: int = 0  # Of the volume or disk that holds the workdir; 0: none.
+  sbatch: tuple[str, ...] = ()  # For sbatch, besides those of the launch.
 
 
 # What a back end is like: options are for those of a trait alone.
@@ -328,6 +329,7 @@ def _learner_place(setup: Setup, asked: JobOptions) -> Resources:
     ConfigError: they are impossible, or do not suit its mesh.
   """
   own = setup.machines
+  sbatch = own.pop('sbatch', '').split()
   # Other machines have their own number of hosts, and their own reservation.
   if 'accelerator' in own:
     own = {'hosts': 0, 'gpus_per_host': 0} | own
@@ -343,6 +345,7 @@ def _learner_place(setup: Setup, asked: JobOptions) -> Resources:
     asked.learner_memory_gib,
     asked.capacity,
     asked.reservation,
+    sbatch=tuple(sbatch),
   )
 
 

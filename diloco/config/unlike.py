@@ -11,7 +11,7 @@ Imports no jax.
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from diloco.config import flags, run_config
@@ -33,6 +33,7 @@ TYPES = {
   'learner_memory_gib': int,
   'capacity': str,
   'reservation': str,
+  'sbatch': str,
 }
 T = TypeVar('T')
 
@@ -88,7 +89,8 @@ def setups(config: RunConfig, learners: int) -> tuple[Setup, ...]:
 def _read(config: RunConfig, text: str) -> tuple[Setup, list[str]]:
   """Returns the setup of 'key=value, …', and what is wrong with it."""
   own, problems, fields = {}, [], run_config.unfold(dataclasses.asdict(config))
-  for word in (word.strip() for word in text.split(',')):
+  # A value may have commas: 'sbatch=--partition=a,b'.
+  for word in map(str.strip, re.split(r',(?=\s*[\w.]+\s*=)', text)):
     key, _, value = (part.strip() for part in word.partition('='))
     if key not in TYPES:
       problems.append(
@@ -123,7 +125,7 @@ def for_each_kind(
   every, made, problems = setups(config, learners), [], []
   for setup in dict.fromkeys(every):
     ids = [i for i, each in enumerate(every) if each == setup]
-    who = f'learner{"s" if ids[1:] else ""} {", ".join(map(str, ids))}'
+    who = f'learner{"s" if ids[1:] else ""} {", ".join(_ranges(ids))}'
     try:
       made.append((ids, who, make(setup)))
     except ConfigError as error:
@@ -132,6 +134,15 @@ def for_each_kind(
   if problems:
     raise ConfigError(problems)
   return made
+
+
+def _ranges(ids: list[int]) -> Iterator[str]:
+  """Yields '0', '2-4' of 0, 2, 3, 4."""
+  first = ids[0]
+  for i, following in zip(ids, [*ids[1:], None]):
+    if following != i + 1:
+      yield f'{first}-{i}' if first < i else f'{i}'
+      first = following
 
 
 def tokens_per_step(config: RunConfig) -> int:

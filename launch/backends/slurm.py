@@ -111,7 +111,7 @@ class Slurm(Backend):
       f'--signal=B:TERM@{whole.grace_s + SIGNAL_EARLY_S}',
       *_resources(role),
       *options,
-      *self.sbatch,  # What is given last wins.
+      *(*self.sbatch, *role.resources.sbatch),  # What is given last wins.
     )
     return argv, _script(whole, name, role)
 

@@ -84,7 +84,10 @@ def test_shards_and_learners_wait_for_the_syncer():
 
 
 def test_learners_of_one_kind_are_one_array():
-  text = '1: gpus_per_host=2, mesh.fsdp=2, data.batch=2'
+  text = (
+    '1: sbatch=--partition=b,c --gpus-per-node=l4:2, gpus_per_host=2, '
+    'mesh.fsdp=2, data.batch=2'
+  )
   whole = a_launch(
     config=a_config(8, 3, unlike_learners=text),
     accelerator='gpu',
@@ -92,12 +95,18 @@ def test_learners_of_one_kind_are_one_array():
     metrics_port=9100,
   )
   calls = []
-  Slurm(dry_run=False, run=lambda *call: calls.append(call) or '').start(
-    dataclasses.replace(whole, workdir='/tmp')
+  backend = Slurm(
+    run=lambda *call: calls.append(call) or '', sbatch=('--partition=a',)
   )
+  backend.start(dataclasses.replace(whole, workdir='/tmp'))
   (alike, first), (other, second) = calls[-2:]
   assert {'--array=0,2', '--gpus-per-node=8'} <= {*alike}
+  assert alike[-1] == '--partition=a'
   assert {'--array=1', '--gpus-per-node=2'} <= {*other}
+  # Of what is given twice sbatch takes the last.
+  assert other[-3:] == (
+    '--partition=a', '--partition=b,c', '--gpus-per-node=l4:2',
+  )  # fmt: skip
   assert '--config.data.batch=2 --config.mesh.fsdp=2' in second
   assert '--config.data.batch=2' not in first
   assert '$((9102 + $SLURM_ARRAY_TASK_ID))' in first
