@@ -29,6 +29,7 @@ from diloco.config import unlike
 from diloco.config.sections import ConfigError
 from diloco.data.sources import IN_MEMORY
 from diloco.metrics.run_progress import ProgressLine
+from diloco.models.flops import PER_PARAMETER
 from diloco.sizing import planner
 from diloco.sizing.planner import Situation
 
@@ -52,6 +53,8 @@ ON = 'on'
 STEP_TOKENS = 'step_tokens'
 # What --on says already.
 SAID_BY_ON = ('learners', 'chips', 'hosts')
+LINKS = ('bandwidth_gbps', 'latency_s')  # With --config, of the rounds.
+LINK_GBPS = 10.0  # There, unless it is given.
 UNITS = {'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
 EXAMPLE = 'experiments/recipe.py:scale=12b'
 KINDS = {
@@ -125,7 +128,7 @@ def _of_config(rest) -> int:
   problems += [
     f'--{name}: is for a plan without --config'
     for name in (*NEEDED, *OTHERS, ON, STEP_TOKENS)
-    if flags.FLAGS[name].present
+    if flags.FLAGS[name].present and name not in LINKS
   ]
   if problems:
     raise ConfigError(problems)
@@ -136,11 +139,11 @@ def _of_config(rest) -> int:
   config = config_flags.load()
   compiler = _COMPILER.value
   # Not at the top: the other mode needs no jax.
-  from diloco.sizing import estimate
+  from diloco.sizing import estimate, rounds
 
   kinds = unlike.for_each_kind(
     config,
-    config.protocol.learners,
+    config.data.shards,  # All that may join, as in a launch.
     lambda setup: (setup.config, estimate.slice_of(setup, _TOPOLOGY.value)),
   )
   chips_max, fit = max(slice_.chips for *_, (_, slice_) in kinds), True
@@ -165,6 +168,13 @@ def _of_config(rest) -> int:
     for line in estimate.lines(needs, with_syncer=not i):
       print(line)
     fit = fit and needs.fits
+  gbps, latency_s = (flags.FLAGS[name] for name in LINKS)
+  if kinds[1:] or gbps.present or latency_s.present:
+    print()
+    of_all = [(ids, *kind) for ids, _, kind in kinds]
+    gbps = gbps.value or LINK_GBPS
+    for line in rounds.lines(config, of_all, gbps, latency_s.value):
+      print(line)
   return 0 if fit else 1
 
 
@@ -222,7 +232,8 @@ def _take_on(values: dict) -> Iterator[str]:
   )
   if values['step_s'] is None and values[PARAMS] is not None:
     tokens = given[STEP_TOKENS].value
-    values['step_s'] = planner.step_seconds(slice_, values[PARAMS], tokens)
+    flops = PER_PARAMETER * values[PARAMS] * tokens  # Without attention.
+    values['step_s'] = planner.step_seconds(slice_, flops)
     values[STEP_TOKENS] = tokens
 
 

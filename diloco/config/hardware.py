@@ -42,7 +42,8 @@ V5P = Chip('v5p', ('TPU v5', 'TPU v5p'), 95 * 10**9, 459e12)
 V6E = Chip('v6e', ('TPU v6 lite', 'TPU v6e'), 32 * 10**9, 918e12)
 H100 = Chip('H100', ('NVIDIA H100 80GB HBM3',), 80 * 10**9, 989e12)
 H200 = Chip('H200', ('NVIDIA H200',), 141 * 10**9, 989e12)
-CHIPS = (V5E, V5P, V6E, H100, H200)
+GPUS = (H100, H200)
+CHIPS = (V5E, V5P, V6E, *GPUS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Topology:
   def chips(self) -> int:
     """The number of chips; jax sees one device each."""
     return self.hosts * self.chips_per_host
+
+  @property
+  def is_gpus(self) -> bool:
+    """Returns True if it stands for GPUs."""
+    return self.chip in GPUS
 
 
 _SLICES = (
@@ -88,6 +94,20 @@ _SLICES = (
 TOPOLOGIES = {each.name: each for each in _SLICES}
 
 
+def gpus(chip: Chip, per_host: int, hosts: int = 1) -> Topology:
+  """The GPUs of one learner, as if they were a slice."""
+  number = per_host * hosts
+  return Topology(f'{chip.name}-{number}', chip, f'{number}', hosts, per_host)
+
+
+# What a plan knows: hosts have 8 GPUs, where there are several.
+PLANNED = TOPOLOGIES | {
+  f'{chip.name}-{n}': gpus(chip, min(n, 8), max(n // 8, 1))
+  for chip in GPUS
+  for n in (1, 2, 4, 8, 16, 32, 64, 128)
+}
+
+
 def canonical(name: str) -> str:
   """Returns the TPU API's name of a slice; 'v5e-N' is 'v5litepod-N'."""
   family, dash, number = name.partition('-')
@@ -95,26 +115,30 @@ def canonical(name: str) -> str:
 
 
 def topology(
-  name: str, flag: str = '--topology', others: Sequence[str] = ()
+  name: str,
+  flag: str = '--topology',
+  others: Sequence[str] = (),
+  known: Mapping[str, Topology] = TOPOLOGIES,
 ) -> Topology:
   """The slice of that name; 'v5e-N' is 'v5litepod-N'.
 
   Args:
     flag: names it in an error.
     others: accelerators that the flag takes, too.
+    known: slices that there are.
 
   Raises:
     ConfigError: there is none.
   """
   found = canonical(name)
-  if found not in TOPOLOGIES:
-    known = (*others, *TOPOLOGIES)
-    near = difflib.get_close_matches(found, known, 1)
+  if found not in known:
+    names = (*others, *known)
+    near = difflib.get_close_matches(found, names, 1)
     hint = f'did you mean {near[0]}? ' if near else ''
     raise ConfigError(
-      f'{flag}={name}: unknown; {hint}known are {", ".join(known)}'
+      f'{flag}={name}: unknown; {hint}known are {", ".join(names)}'
     )
-  return TOPOLOGIES[found]
+  return known[found]
 
 
 def chip_of(device_kind: str) -> Chip | None:

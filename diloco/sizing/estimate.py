@@ -28,7 +28,7 @@ from diloco.models.kinds import sizes_of
 from diloco.numerics.mesh_partition import Partition
 from diloco.numerics.payload import cut_bytes
 from diloco.run.spec import RunSpec, make_run_spec
-from diloco.sizing import memory
+from diloco.sizing import memory, planner
 from diloco.sizing.memory import Memory, SyncerMachine, count, in_bytes, rounds
 from diloco.sizing.planner import MFU
 
@@ -50,6 +50,7 @@ LIBTPU = {
   'TPU_WORKER_ID': '0',
 }
 TPU = 'tpu'
+GPU = 'gpu'
 CPU = 'cpu'
 
 
@@ -88,6 +89,8 @@ def described(
   jax.config.update('jax_platforms', CPU)  # None of this machine's chips.
   # A program of libtpu can't be read back without a chip.
   jax.config.update('jax_enable_compilation_cache', False)
+  # Also beside libtpu: the next kind of learner may be on GPUs.
+  jax.config.update('jax_num_cpu_devices', max(chips_max, topology.chips))
   why = 'as was asked'
   if compiler != CPU:
     try:
@@ -96,7 +99,6 @@ def described(
       if compiler == TPU:
         raise
       why = str(error)
-  jax.config.update('jax_num_cpu_devices', max(chips_max, topology.chips))
   return Described(
     tuple(jax.devices()[: topology.chips]),
     f"the CPU's compiler, for {topology.chips} forced devices ({why}); arrays "
@@ -112,6 +114,8 @@ def _by_libtpu(topology: Topology) -> Described:
     raise NoCompiler(
       "libtpu is not installed; the package's extra 'tpu' has it"
     ) from None
+  if topology.is_gpus:
+    raise NoCompiler(f'libtpu compiles for no {topology.chip.name}')
   for name, value in LIBTPU.items():
     os.environ.setdefault(name, value)
   bounds = {}
@@ -287,24 +291,42 @@ class Estimate:
 
 
 def slice_of(setup: Setup, topology: str | None) -> Topology:
-  """Returns the slice of one kind of learner.
+  """Returns the slice, or the GPUs, of one kind of learner.
 
   Args:
-    topology: name of that of learners which have none of their own.
+    topology: name of that of learners which have none of their own; it says
+      which GPU `accelerator=gpu` is, too, else that is an H100.
 
   Raises:
     ConfigError: there is no such slice, or the mesh does not use all of it.
   """
   own, mesh, flag = setup.machines, setup.config.mesh, '--topology'
-  if 'accelerator' in own:
-    topology, flag = own['accelerator'], '--accelerator'
-  if topology is None:
+  slice_ = topology and hardware.topology(
+    topology, flag, known=hardware.PLANNED
+  )
+  if name := own.get('accelerator'):
+    flag = '--accelerator'
+    if name == CPU:
+      raise ConfigError(
+        f'{flag}={name}: the memory and speed of CPUs are not known'
+      )
+    if name == GPU:
+      chip = slice_.chip if slice_ and slice_.is_gpus else hardware.H100
+      slice_ = hardware.gpus(chip, 0)
+    else:
+      slice_ = hardware.topology(name, flag, (GPU,))
+  if not slice_:
     raise ConfigError(f'{flag}: is missing, such as {flag}=v5p-256')
-  slice_ = hardware.topology(topology, flag)
-  if own.get('hosts', 0) not in (0, slice_.hosts) or 'gpus_per_host' in own:
+  if slice_.is_gpus:
+    slice_ = hardware.gpus(
+      slice_.chip,
+      own.get('gpus_per_host', slice_.chips_per_host),
+      own.get('hosts') or slice_.hosts,
+    )
+  elif own.get('hosts', 0) not in (0, slice_.hosts) or 'gpus_per_host' in own:
     raise ConfigError(
-      f'hosts, gpus_per_host: a slice {topology} has {slice_.hosts} hosts and '
-      'no GPUs, and this plan is of a slice'
+      f'hosts, gpus_per_host: a slice {slice_.name} has {slice_.hosts} hosts '
+      'and no GPUs'
     )
   sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
   hardware.check_fits(slice_, mesh.devices, sizes, flag)
@@ -452,15 +474,15 @@ def _arithmetic(needs: Estimate) -> Iterator[str]:
   yield '                  and what remat computes again'
   if flops is not None:
     chip = needs.topology.chip
-    speed = MFU * chips * chip.bf16_flops * flops.tokens / flops.total
+    step_s = planner.step_seconds(needs.topology, flops.total)
     yield from _wrapped(
       f'MFU               model FLOPs (no remat, no optimizer) over '
       f'{chip.bf16_flops / 1e12:.0f} TFLOP/s in bf16 of a {chip.name}',
       18,
     )
     yield (
-      f'                  at {100 * MFU:.0f} %: {count(speed)} tokens/s of a '
-      f'learner, {flops.tokens / speed:.3g} s a step'
+      f'                  at {100 * MFU:.0f} %: {count(flops.tokens / step_s)} '
+      f'tokens/s of a learner, {step_s:.3g} s a step'
     )
 
 

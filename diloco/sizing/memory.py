@@ -225,7 +225,7 @@ def of_layout(config: RunConfig, layout: Layout) -> SyncerMachine:
   )
 
 
-def of_config(config: RunConfig) -> SyncerMachine | None:
+def layout_of(config: RunConfig) -> Layout | None:
   """Returns that of a decoder; None: the size of the model is not known here.
 
   Raises:
@@ -234,13 +234,18 @@ def of_config(config: RunConfig) -> SyncerMachine | None:
   sizes = sizes_of(config.model)
   if sizes is None:
     return None
-  layout = make_layout(
+  return make_layout(
     {path: TensorSpec(*each) for path, each in sizes.arrays.items()},
     config.fragments.scheme,
     config.protocol.fragments,
     config.fragments.embedding,
   )
-  return of_layout(config, layout)
+
+
+def of_config(config: RunConfig) -> SyncerMachine | None:
+  """Returns the machine for a layout, None and errors as of `layout_of`."""
+  layout = layout_of(config)
+  return layout and of_layout(config, layout)
 
 
 def machine_lines(machine: SyncerMachine) -> Iterator[str]:

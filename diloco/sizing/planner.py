@@ -28,7 +28,6 @@ from diloco.config.sections import (
   one_of,
 )
 from diloco.fleets import systems
-from diloco.models.flops import PER_PARAMETER
 from diloco.numerics.codec import CODECS, bytes_per_value
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.round_policy import grace_window_s
@@ -129,10 +128,9 @@ def parse_slices(text: str) -> tuple[int, Topology]:
   return int(match[1] or 1), hardware.topology(match[2], '--on')
 
 
-def step_seconds(topology: Topology, params: float, tokens: float) -> float:
-  """Returns the time of a step at `MFU`, by 6ND: attention is left out."""
-  peak = topology.chips * topology.chip.bf16_flops
-  return PER_PARAMETER * params * tokens / (MFU * peak)
+def step_seconds(topology: Topology, flops: float) -> float:
+  """Returns the time of a step of so many FLOPs at `MFU`."""
+  return flops / (MFU * topology.chips * topology.chip.bf16_flops)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +168,21 @@ class ExchangeTimes:
     return sum(dataclasses.astuple(self))
 
 
+def exchange_times(setup: Situation, fragments: int) -> ExchangeTimes:
+  """Returns the stages of a fragment's exchange, of so many equal ones."""
+  values, speeds = setup.params / fragments, host_speeds()
+  wire_s = _gbit(values * bytes_per_value(setup.codec)) / setup.bandwidth_gbps
+  host_s = values * F32_BYTES / 1e9
+  return ExchangeTimes(
+    latency_s=LATENCIES * setup.latency_s,
+    encode_s=host_s * speeds.encode / setup.hosts,
+    up_s=wire_s,
+    merge_s=host_s * speeds.round_of(setup.learners),
+    down_s=wire_s,
+    take_in_s=host_s * speeds.take_in / setup.hosts,
+  )
+
+
 class RunPlan:
   """Settings for a situation, and what they lead to.
 
@@ -193,7 +206,7 @@ class RunPlan:
     self.value_bytes = bytes_per_value(setup.codec)
     for every in INTERVALS:  # H = P: the least whose fragments links carry.
       self.fragment_bytes = setup.params / every * self.value_bytes
-      self.exchange = self._exchange(every)
+      self.exchange = exchange_times(setup, every)
       # A learner pulls updates one after another: with two latencies each.
       self.link_s = self.exchange.down_s + 2 * setup.latency_s
       if self.link_s <= LINK_SHARE_MAX * setup.step_s:
@@ -225,19 +238,6 @@ class RunPlan:
       slice_ = hardware.topology(setup.accelerator)
       shares = STATE_BYTES * n, F32_BYTES * n, 2 * ahead * F32_BYTES * f
       self.chip = ChipShare(slice_, *(x / slice_.chips for x in shares))
-
-  def _exchange(self, fragments: int) -> ExchangeTimes:
-    setup = self.situation
-    wire_s = _gbit(self.fragment_bytes) / setup.bandwidth_gbps
-    host_s, speeds = setup.params / fragments * F32_BYTES / 1e9, host_speeds()
-    return ExchangeTimes(
-      latency_s=LATENCIES * setup.latency_s,
-      encode_s=host_s * speeds.encode / setup.hosts,
-      up_s=wire_s,
-      merge_s=host_s * speeds.round_of(setup.learners),
-      down_s=wire_s,
-      take_in_s=host_s * speeds.take_in / setup.hosts,
-    )
 
   @property
   def overlap_s(self) -> float:

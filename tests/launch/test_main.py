@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -30,6 +31,7 @@ from tests.backends.launch_values import (
   a_large_launch,
   a_launch,
 )
+from tests.backends.machines import pod_of
 from tests.launch.forked import run_all
 
 pytestmark = pytest.mark.beside
@@ -100,6 +102,18 @@ def test_a_dry_run_starts_nothing_and_all_roles_log_in_the_same_way(tmp_path):
     line, times = SHOWN[where]
     assert line in ended.out
     assert ended.out.count('--log_json') == times
+
+
+def test_the_launch_of_unlike_learners_that_the_page_shows():
+  page = (ROOT / 'docs' / 'tpu.md').read_text()
+  (command,) = re.findall(r'^    diloco launch ((?:.*\\\n)*.*)', page, re.M)
+  words = shlex.split(command.replace('\\\n', ' '))
+  (ended,) = _main([*words, '--dry_run'])
+  assert ended.code == 0, ended.err
+  jobs = [x for x in yaml.safe_load_all(ended.out) if x['kind'] == 'JobSet']
+  selected = [[*pod_of(job).get('nodeSelector', {}).values()] for job in jobs]
+  small, large = ['tpu-v5-lite-podslice', '2x2'], ['tpu-v5p-slice', '2x2x2']
+  assert selected == [[], small, small, small, large]
 
 
 def test_help_has_a_sentence_on_each_back_end():

@@ -80,7 +80,7 @@ diloco/swarm.py: CONFIG absl diloco.metrics diloco.simulator
 diloco/simulate.py: SIMULATED SIMULATOR absl diloco.metrics diloco.pages
   diloco.prediction diloco.studies
 diloco/plan.py: SIMULATED absl diloco.data.sources diloco.metrics.run_progress
-  diloco.sizing
+  diloco.models.flops diloco.sizing
 # A process knows what processes share, not the other process.
 diloco/run: CONFIG LOW absl diloco.config.hardware jax numpy
 diloco/learner: CONFIG LOW absl diloco.run jax numpy
@@ -98,7 +98,9 @@ diloco/bench: CONFIG LOW SIMULATOR absl diloco.pages diloco.run diloco.syncer
 diloco/sizing: CONFIG LOW absl diloco.config.hardware diloco.learner diloco.run
   jax numpy
 # Arithmetic, and its text: no jax.
-diloco/sizing/planner.py: PLANNED diloco.models.flops
+diloco/sizing/planner.py: PLANNED
+diloco/sizing/rounds.py: CONFIG SIMULATOR diloco.config.hardware diloco.metrics
+  diloco.models.flops diloco.models.kinds diloco.numerics.codec diloco.sizing
 # Launchers ask it, too: no jax.
 diloco/sizing/memory.py: CONFIG diloco.models.kinds diloco.numerics.codec
   diloco.numerics.fragments diloco.numerics.optimizers

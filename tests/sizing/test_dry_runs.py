@@ -17,6 +17,10 @@ TINY = (
   '--config.mesh.tensor=2',
 )
 PLAN = ('diloco.plan', *TINY, '--topology=v5e-4')
+KINDS = (
+  '--config.unlike_learners=1: accelerator=v5p-16, mesh.fsdp=4, data.batch=16; '
+  '2: accelerator=gpu, gpus_per_host=4',
+)
 # Nothing is opened but the CPU, and nothing is asked of the network.
 ALONE = {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '1'}
 
@@ -66,29 +70,37 @@ def test_memory_of_a_chip_by_hand(planned):
 
 
 def test_each_kind_of_learner_is_planned():
-  unlike = '1: accelerator=v5p-16, mesh.fsdp=4, data.batch=16'
-  words = (f'--config.unlike_learners={unlike}', '--compiler=cpu')
-  lines = _lines(*PLAN, '--config.protocol.learners=3', *words)
+  lines = _lines(
+    *PLAN, '--config.protocol.learners=3', *KINDS, '--compiler=cpu'
+  )
   at = lines.index('learner 1')
-  assert lines[0] == 'learners 0, 2'
-  first, second = lines[:at], lines[at:]
+  assert lines[0] == 'learners 0, 3-15'  # All that may join.
+  first, second = lines[:at], lines[at : (end := lines.index('learner 2'))]
   assert any('for v5litepod-4: 4 chips' in line for line in first)
   assert any('for v5p-16: 8 chips' in line for line in second)
   assert 'the syncer, M = 3, N = 23,648' in first
   assert not any('the syncer' in line for line in second)
   assert _size_of(second, 'inner state') < _size_of(first, 'inner state')
+  assert any('for H100-4: 4 chips of H100' in line for line in lines[end:])
+  # The steps of so small a model are over long before an exchange.
+  assert lines[-3].startswith('the rounds, simulated: steps at 40 % MFU')
+  assert lines[-1].startswith('  none closes within')
 
 
 def test_the_chips_own_compiler():
   pytest.importorskip('libtpu')
-  done = _run(*PLAN)
+  done = _run(*PLAN, *KINDS)
   assert done.returncode == 0, done.stderr
   # libtpu says much where it is asked to look around.
-  progress = r'(\d+:\d\d  compiles a learner for v5e-4: .*\n)*'
+  progress = r'(\d+:\d\d  compiles a learner for \S+: .*\n)*'
   assert re.fullmatch(progress, done.stderr), done.stderr
+  # Of several kinds in one process each has its own compiler.
   text = ' '.join(done.stdout.split())
-  assert "the chips' own compiler" in text
-  assert 'of a learner, ' in text
+  compiled = re.findall(r'for (\S+): .*? a host by (\w+)', text)
+  assert compiled == [
+    ('v5litepod-4', 'libtpu'), ('v5p-16', 'libtpu'), ('H100-4', 'the'),
+  ]  # fmt: skip
+  assert text.count("the chips' own compiler") == 2
 
 
 def test_which_compiler_is_missing_is_said(planned, tmp_path):
@@ -132,12 +144,16 @@ def test_which_compiler_is_missing_is_said(planned, tmp_path):
       'error: --topology=v5p-8000: unknown; did you mean v5p-8? known are',
     ),
     (
-      (*PLAN, '--config.unlike_learners=1: accelerator=gpu, gpus_per_host=4'),
-      'error: learner 1: --accelerator=gpu: unknown; known are v5litepod-1,',
+      (*PLAN, '--config.unlike_learners=1: accelerator=gpu'),
+      'error: learner 1: --accelerator=H100-0: has 0 chips, the mesh mesh.fsdp',
+    ),
+    (
+      (*PLAN, '--config.unlike_learners=1: accelerator=cpu'),
+      'error: learner 1: --accelerator=cpu: the memory and speed of CPUs',
     ),
     (
       (*PLAN, '--config.unlike_learners=1: hosts=2'),
-      'error: learner 1: hosts, gpus_per_host: a slice v5e-4 has 1 hosts and',
+      'error: learner 1: hosts, gpus_per_host: a slice v5litepod-4 has 1',
     ),
     (
       ('diloco.plan', *TINY),

@@ -277,7 +277,7 @@ def test_learners_on_slices():
   assert (learners, of.name, of.chips, of.hosts) == (4, 'v5p-16', 8, 2)
   assert planner.parse_slices('v5e-8')[0] == 1
   # 6 · 10⁹ · 10⁶ FLOPs at 40 % of 8 · 459 TFLOP/s.
-  assert planner.step_seconds(of, 1e9, 1e6) == pytest.approx(6e15 / 1.4688e15)
+  assert planner.step_seconds(of, 6e15) == pytest.approx(6e15 / 1.4688e15)
 
 
 def test_what_is_said_twice_is_refused():
