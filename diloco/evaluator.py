@@ -30,7 +30,7 @@ from diloco.evaluation.final_evaluation import evaluated
 from diloco.metrics import names, status
 from diloco.metrics.jsonl import CorruptLine, Tail, from_the_end
 from diloco.metrics.recorded_run import FollowedRun
-from diloco.metrics.workdir import EVALUATOR, Workdir
+from diloco.metrics.workdir import EVALUATOR, Workdir, folder_at
 from diloco.metrics.writer import Writer, process_writer
 from diloco.monitoring import monitor_flags
 from diloco.numerics import fragments
@@ -59,6 +59,8 @@ class ContinuousEvaluator:
     self._run_spec = run_spec
     self._workdir = workdir
     self._writer = writer
+    shards = range(run_spec.config.syncer.shards)
+    self._states = [workdir.states(shard) for shard in shards]
     self._heldout = Heldout(run_spec)
     self._every = max(1, run_spec.config.run.eval_every_rounds)
     done = from_the_end(workdir.metrics(EVALUATOR))
@@ -93,7 +95,7 @@ class ContinuousEvaluator:
       ConfigError: Θ belongs to another model.
     """
     due = (self._round // self._every + 1) * self._every
-    newest = newest_theta_after(self._workdir.syncer, due - 1)
+    newest = newest_theta_after(self._states, due - 1)
     if newest is None:
       return False
     began_s = time.monotonic()
@@ -128,7 +130,7 @@ class ContinuousEvaluator:
       if {name: x.shape for name, x in theta.items()} != shapes:
         raise ConfigError(
           [
-            f'{self._workdir.syncer} holds another model than that of --config;'
+            f'{self._states[0]} holds another model than that of --config;'
             ' is it the config of this run?'
           ]
         )
@@ -177,7 +179,8 @@ def main(config) -> int:
   """Follows the run to its end."""
   jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
   os.nice(NICE)
-  workdir = Workdir(pathlib.Path(_WORKDIR.value))
+  root, folder = pathlib.Path(_WORKDIR.value), config.checkpoint.folder
+  workdir = Workdir(root, folder_at(folder))
   with config_flags.refusing():
     monitor = monitor_flags.begin(config.name, EVALUATOR)
     run_spec = make_run_spec(config)

@@ -13,7 +13,7 @@ from absl import flags, logging
 
 from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
-from diloco.metrics.workdir import Workdir, shard_name
+from diloco.metrics.workdir import Workdir, folder_at, shard_name
 from diloco.run.command import run_command
 from diloco.syncer.allocator import use_one_arena
 
@@ -53,7 +53,8 @@ def main(config) -> int:
   plane = make_plane(
     transport.data_plane, transport.host, access, run_spec.limits.workers
   )
-  workdir = Workdir(pathlib.Path(_WORKDIR.value))
+  root, folder = pathlib.Path(_WORKDIR.value), config.checkpoint.folder
+  workdir = Workdir(root, folder_at(folder))
   with config_flags.refusing(BrokenRecord):
     server = ShardServer(
       run_spec, _SHARD.value, _LEADER.value, plane, workdir, access, monitor

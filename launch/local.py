@@ -51,7 +51,7 @@ from diloco.metrics.status import (
   read_status,
   read_summary,
 )
-from diloco.metrics.workdir import Workdir
+from diloco.metrics.workdir import Workdir, folder_at
 from diloco.sweeps import making
 from diloco.watch import run_page
 from launch import chips, epochs, preflight, progress
@@ -77,7 +77,8 @@ def occupy(
 
   Args:
     root: is created where it does not exist.
-    overwrite: removes the run that `root` holds, and nothing else.
+    overwrite: removes the run that `root` and its `checkpoint.folder` hold, and
+      nothing else.
     config: of the run that is to be started; None: it begins anew, always.
 
   Returns:
@@ -87,7 +88,8 @@ def occupy(
     ConfigError: the folder is in use, or holds something else: another run,
       one that is over, or no run at all.
   """
-  workdir, flag = Workdir(root), f'--workdir={root}'
+  folder = folder_at(config.checkpoint.folder) if config else None
+  workdir, flag = Workdir(root, folder), f'--workdir={root}'
   if root.exists() and not root.is_dir():
     raise ConfigError([f'{flag}: is a file, give a folder'])
   with flags.refusing(OSError, flag=f'{flag}: no run can be kept there'):
@@ -126,6 +128,8 @@ def occupy(
       is_folder = path.is_dir() and not path.is_symlink()
       (shutil.rmtree if is_folder else pathlib.Path.unlink)(path)
     held = set()
+  for path in workdir.saved() if overwrite else ():
+    path.rmtree() if hasattr(path, 'rmtree') else shutil.rmtree(path)
   return workdir, lock, bool(held)
 
 
@@ -139,9 +143,9 @@ def has_begun(workdir: Workdir) -> bool:
     workdir.evaluation,
     workdir.result,
     workdir.parameters,
-    workdir.checkpoints(''),
     workdir.chaos,
-    *workdir.syncer.rglob('states/*'),
+    *workdir.saved(),
+    *Workdir(workdir.root).saved(),  # Of a run that kept them there.
   )
   if any(path.exists() for path in left):
     return True
@@ -166,6 +170,8 @@ def _why_not_go_on(workdir: Workdir, config: RunConfig | None) -> str | None:
   longer = run_config.extended(here, there)
   if differing := run_config.differences(here, longer):
     return f'holds another run, with {differing}'
+  if config.checkpoint.folder != theirs.checkpoint.folder:
+    return f'holds a run with checkpoint.folder={theirs.checkpoint.folder!r}'
   is_over = workdir.summary.exists() and workdir.evaluation.exists()
   if longer == there and is_over:
     steps = theirs.protocol.total_steps

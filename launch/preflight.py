@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from diloco.config import data_section, flags, lab_section, unlike
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
+from diloco.metrics.workdir import check_folder
 from diloco.transport import sockets
 from launch import chips
 from launch.program import FORCED, XLA_FLAGS, Processes, Role
@@ -31,9 +32,19 @@ def check(config: RunConfig) -> None:
   unlike.for_each_kind(
     config, config.protocol.learners, lambda setup: check_data(setup.config)
   )
+  with flags.refusing():
+    check_folder(config.checkpoint.folder)
   check_model(config)
   check_access(config)
   lab_section.plan(config.faults, config.protocol.learners)
+
+
+def check_keeps_own(config: RunConfig) -> None:
+  """Refuses one place of checkpoints for the several runs of a command."""
+  if folder := config.checkpoint.folder:
+    raise ConfigError(
+      f"checkpoint.folder={folder!r}: must be '': there are several runs here"
+    )
 
 
 def check_data(config: RunConfig) -> None:

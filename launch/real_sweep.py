@@ -109,6 +109,7 @@ def _check(run: SweepRun) -> None:
     ConfigError: it can't be made, or not in its folder.
   """
   config, transport = run.config, run.config.transport
+  preflight.check_keeps_own(config)
   preflight.check(config)
   address = free_address(transport.host, transport.port)
   local.read_program(config, run.workdir, address, run.arguments)

@@ -30,7 +30,6 @@ OPERATING = threading.Lock()
 
 CHUNK_BYTES = 1 << 20
 SAVE_S_MAX = 600  # Then a host that lives gives up one that writes too slowly.
-UNFINISHED = '.orbax-checkpoint-tmp'  # Of the name of what is being written.
 STATE = 'state'  # The item that Orbax looks for first.
 CRCS = 'crcs'
 

@@ -14,11 +14,9 @@ The hosts of a learner save together, into one folder that all of them see.
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import queue
 import re
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,12 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco.checkpoint import arrays as checkpoint_arrays
-from diloco.checkpoint import orbax_files
+from diloco.checkpoint import folders, orbax_files
 from diloco.checkpoint.arrays import BrokenRecord
-from diloco.checkpoint.orbax_files import UNFINISHED
 
 FORMAT = 2  # 1 had arrays packed in volumes, which Orbax could not name.
-BROKEN = '.broken'
 REMOVALS_MAX = 20  # Of what a failed save has left; the next save does, too.
 REMOVE_AGAIN_S = 0.1
 END_CHARS = 160  # Logged characters of an error's text.
@@ -57,13 +53,13 @@ class Checkpoint:
 class Checkpoints:
   """Saves to one folder and restores from it.
 
-  For one thread. A checkpoint is the folder STEP; one that is being written, or
-  was when the process died, has another name, and is removed by the next save.
-  An unreadable one is renamed to STEP.broken for inspection.
+  For one thread. A checkpoint is the folder STEP. One that was being written
+  when the process died is removed by the next save, an unreadable one set
+  aside: see `folders`.
 
   Args:
-    folder: made by the first save; no process but the hosts of one learner may
-      write to it.
+    folder: of `pathlib`, or of `etils.epath` in a bucket; made by the first
+      save. No process but the hosts of one learner may write to it.
     keep_latest: number of newest checkpoints to keep, at least 1.
     say: called with one line on what went wrong, from any thread.
     owned: False: it is another process's, and is only read.
@@ -81,7 +77,7 @@ class Checkpoints:
     say: Callable[[str], None],
     owned: bool = True,
   ):
-    self._folder = folder.absolute()
+    self._folder = folders.absolute(folder)
     self._keep_latest = keep_latest
     self._owned = owned
     self._say = say
@@ -89,7 +85,7 @@ class Checkpoints:
     self._jobs: queue.SimpleQueue = queue.SimpleQueue()
     self._idle = threading.Event()
     self._idle.set()
-    self._newest = max(self._steps(), default=-1)
+    self._newest = max(folders.steps(self._folder), default=-1)
     self.failed = 0
     self.on_over: Callable[[int], None] = lambda step: None
 
@@ -197,10 +193,8 @@ class Checkpoints:
     except Exception as error:  # noqa: BLE001 - said and counted.
       self.failed += 1
       self._say(f'{path} could not be written: {_line(error)}')
-      unfinished = path.with_name(path.name + UNFINISHED)
       for _ in range(REMOVALS_MAX):  # Orbax's threads may still write there.
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if not unfinished.exists():
+        if folders.remove_unfinished(path):
           break
         threading.Event().wait(REMOVE_AGAIN_S)
     finally:
@@ -219,20 +213,20 @@ class Checkpoints:
     crcs = json.dumps(checkpoint_arrays.crcs_of(filled))
     if orbax_files.is_first():
       self._folder.mkdir(parents=True, exist_ok=True)
-      for left in self._folder.glob('*' + UNFINISHED):
-        shutil.rmtree(left, ignore_errors=True)
+      for left in folders.unfinished(self._folder):
+        folders.remove(left)
     orbax_files.save(path, checkpoint_arrays.nested(filled), text, crcs)
-    if not path.is_dir():
+    if not folders.is_whole(path):
       raise FileNotFoundError('it is not in the folder of this host')
     if orbax_files.is_first():
-      for old in sorted(self._steps())[: -self._keep_latest]:
-        shutil.rmtree(self._folder / str(old), ignore_errors=True)
+      for old in sorted(folders.steps(self._folder))[: -self._keep_latest]:
+        folders.remove(self._folder / str(old))
 
   # Restoring ----------------------------------------------------------------
 
   def newest_meta(self) -> dict | None:
     """Returns the `meta` of the newest checkpoint whose text is intact."""
-    for step in sorted(self._steps(), reverse=True):
+    for step in sorted(folders.steps(self._folder), reverse=True):
       path = self._folder / str(step)
       text = _read_text(
         path, lambda why, path=path: self._say(f'{path}: {why}')
@@ -243,7 +237,7 @@ class Checkpoints:
 
   def readable(self) -> tuple[int, ...]:
     """Returns the steps of checkpoints whose text is intact, ascending."""
-    steps = sorted(self._steps())
+    steps = sorted(folders.steps(self._folder))
     return tuple(s for s in steps if _read_text(self._folder / str(s)))
 
   def restore(
@@ -266,11 +260,11 @@ class Checkpoints:
       BrokenRecord: it is of an earlier version of this program.
     """
     self._idle.wait()
-    for path in sorted(self._folder.glob('*' + UNFINISHED)):
+    for path in folders.unfinished(self._folder):
       self._say(f'{path} is passed over: half written')
     leaves = checkpoint_arrays.named(likes)
     kinds = checkpoint_arrays.kinds(leaves)
-    steps = [s for s in self._steps() if step in (None, s)]
+    steps = [s for s in folders.steps(self._folder) if step in (None, s)]
     for step in sorted(steps, reverse=True):
       path = self._folder / str(step)
       text = _read_text(path, lambda why, path=path: self._set_aside(path, why))
@@ -294,30 +288,24 @@ class Checkpoints:
     though it is of another course of the run.
     """
     self._idle.wait()
-    for newer in sorted(each for each in self._steps() if each > step):
+    for newer in sorted(s for s in folders.steps(self._folder) if s > step):
       path = self._folder / str(newer)
       self._set_aside(path, 'another host can not read it')
     self._newest = step
 
   def _set_aside(self, path: pathlib.Path, why: str):
-    """Renames a checkpoint out of the way of newer ones of the same step."""
     self._say(f'{path} is passed over: {why}')
     if not self._owned:
       return
-    aside = path.with_name(path.name + BROKEN)
-    shutil.rmtree(aside, ignore_errors=True)
     try:
-      os.replace(path, aside)
+      folders.set_aside(path)
     except FileNotFoundError:
       pass  # Another host was first.
     except OSError as problem:
+      if not folders.on_disk(path):
+        raise  # It can not be reached now, and may be intact.
       self._say(f'{path} could not be renamed: {_line(problem)}')
-    self._newest = max(self._steps(), default=-1)
-
-  def _steps(self) -> list[int]:
-    if not self._folder.is_dir():
-      return []
-    return [int(p.name) for p in self._folder.iterdir() if p.name.isdecimal()]
+    self._newest = max(folders.steps(self._folder), default=-1)
 
 
 def newest_after(folder: pathlib.Path, step: int) -> Checkpoint | None:
@@ -330,10 +318,9 @@ def newest_after(folder: pathlib.Path, step: int) -> Checkpoint | None:
   Raises:
     BrokenRecord: it is of an earlier version of this program.
   """
-  names = folder.iterdir() if folder.is_dir() else ()
-  steps = (int(path.name) for path in names if path.name.isdecimal())
-  for each in sorted((s for s in steps if s > step), reverse=True):
-    path = (folder / str(each)).absolute()
+  steps = (s for s in folders.steps(folder) if s > step)
+  for each in sorted(steps, reverse=True):
+    path = folders.absolute(folder / str(each))
     text = _read_text(path)
     if text is None:
       continue

@@ -27,12 +27,12 @@ from typing import Any, BinaryIO
 import jax
 
 from diloco.checkpoint.arrays import BrokenRecord
-from diloco.checkpoint.store import BROKEN, Checkpoints, newest_after
+from diloco.checkpoint.folders import BROKEN
+from diloco.checkpoint.store import Checkpoints, newest_after
 from diloco.metrics import files
 from diloco.protocol.syncer.state import LearnerAccount, Ledger
 from diloco.protocol.values import Ema
 
-STATES = 'states'  # Folder of the checkpoints, in the syncer's.
 FIELDS = ('theta', 'residual', 'optimizer_state')  # Of `outer.FragmentState`.
 LOCK = 'lock'
 LOCK_S = 10.0  # Time for an earlier process to end.
@@ -40,25 +40,25 @@ LOCK_AGAIN_S = 0.1
 
 
 def newest_theta_after(
-  folder: pathlib.Path, closed_round: int
+  places: Sequence[pathlib.Path], closed_round: int
 ) -> tuple[int, list[dict[str, Any]]] | None:
   """Returns Θ as a syncer saved it after a later round, for readers.
 
   Args:
+    places: folders of the checkpoints of all shards, the leader's first.
     closed_round: the last round that was read.
 
   Returns:
     The last round that is included, and piece name -> f32 array by fragment;
     None if there is nothing newer.
   """
-  others = sorted(folder.glob('shard-*'))
-  newest = newest_after(folder / STATES, closed_round)
+  newest = newest_after(places[0], closed_round)
   if newest is None:
     return None
   thetas: dict[int, dict[str, Any]] = {}
-  for place in [folder, *others]:
+  for place in places:
     # All shards save after the same rounds, but not at the same time.
-    part = newest_after(place / STATES, newest.step - 1)
+    part = newest_after(place, newest.step - 1)
     if part is None or part.step != newest.step:
       return None
     for p in part.meta['fragments']:
@@ -77,12 +77,14 @@ def _under(place: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class SyncerRecords:
-  """Reads and writes one folder.
+  """Reads and writes one folder, and that of its checkpoints.
 
   `write_ledger` is for one thread; `save`, `restore` and `close` are for one,
   possibly another.
 
   Args:
+    folder: on a disk; no other process writes to it, see `occupy`.
+    states: of the checkpoints; see `Checkpoints`.
     every_rounds: the interval of `due`.
     batch: rows of a learner's batch, in which ledgers once counted.
     sync: True if a written ledger has to survive a loss of power, see
@@ -92,6 +94,7 @@ class SyncerRecords:
   def __init__(
     self,
     folder: pathlib.Path,
+    states: pathlib.Path,
     keep_latest: int,
     every_rounds: int,
     say: Callable[[str], None],
@@ -108,7 +111,7 @@ class SyncerRecords:
     # Messages about the ledger, which is read twice.
     self._logged: set[str] = set()
     self._lock: BinaryIO | None = None
-    self._states = Checkpoints(folder / STATES, keep_latest, say)
+    self._states = Checkpoints(states, keep_latest, say)
 
   def occupy(self) -> None:
     """Keeps other processes out of the folder until `close`.

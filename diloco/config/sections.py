@@ -317,8 +317,11 @@ class TransportConfig(Section, section='transport'):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig(Section, section='checkpoint'):
-  """Settings of checkpoints: how often, and which to keep."""
+  """Settings of checkpoints: where, how often, and which to keep."""
 
+  # Of this run alone, which all its machines see: a path, or gs://BUCKET/…;
+  # '': the workdir.
+  folder: str = ''
   keep_latest: Count = 2  # Newest checkpoints of a process that stay.
   syncer_every_rounds: Count = 16  # Between two of the syncer's.
   # Between two of a learner's, which take turns over this time; 0: none.
@@ -329,6 +332,13 @@ class CheckpointConfig(Section, section='checkpoint'):
   # A close is on disk before any learner is told: it survives a loss of power,
   # not only the end of the process.
   fsync: bool = True
+
+  def broken_rules(self):
+    if not re.fullmatch(r'(/.*|gs://[^/]+/.*[^/].*)?', self.folder):
+      yield (
+        f'folder={self.folder!r}: must be an absolute path or '
+        "gs://BUCKET/FOLDER, or '' for the workdir"
+      )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,17 +18,23 @@ profiles/NAME/       traces of inner steps by jax.profiler, if asked for
 logs/NAME.log        output of one process, over all its starts
 compiled/            compiled programs, shared by all processes
 syncer/              what a restarted syncer resumes from
+syncer/states/       checkpoints of its state
 checkpoints/NAME/    what a restarted learner resumes from
 checkpoints/lab/     what an interrupted run of the lab resumes from
 parameters/          the final parameters of the global model
 requests/            what a command asks of the launcher, until it is done
 chaos/               the plan, the faults and the verdict of `launch.chaos`
+
+With `checkpoint.folder` the checkpoints lie there instead, by process: syncer/,
+shard-1/, learner-0/.
 """
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
+import socket
 from collections.abc import Mapping
 
 _NAMES: list[str] = []  # Of files and folders that are properties.
@@ -46,9 +52,15 @@ def _inside(name: str) -> property:
 
 @dataclasses.dataclass(frozen=True)
 class Workdir:
-  """Paths of one run; creates nothing."""
+  """Paths of one run; creates nothing.
+
+  Attributes:
+    checkpoint_folder: `folder_at` the run's `checkpoint.folder`; needed by what
+      reads or writes checkpoints.
+  """
 
   root: pathlib.Path
+  checkpoint_folder: pathlib.Path | None = None
 
   config = _inside('config.json')
   status = _inside('status.json')
@@ -100,11 +112,26 @@ class Workdir:
 
   def checkpoints(self, process: str) -> pathlib.Path:
     """Returns the folder of one learner, such as 'learner-0'."""
-    return self.root / 'checkpoints' / process
+    return (self.checkpoint_folder or self.root / 'checkpoints') / process
 
   def learner_checkpoints(self) -> list[pathlib.Path]:
     """Returns the folders of all learners that have saved."""
-    return sorted(self.root.glob('checkpoints/learner-*'))
+    return sorted(self.checkpoints('').glob('learner-*'))
+
+  def states(self, shard: int = 0) -> pathlib.Path:
+    """Returns the folder of a shard's checkpoints; shard 0 is the leader."""
+    if self.checkpoint_folder:
+      return self.checkpoints(shard_name(shard) if shard else SYNCER)
+    return self.syncer_shard(shard) / 'states'
+
+  def saved(self) -> list[pathlib.Path]:
+    """Returns the folders that hold all checkpoints, as far as there are."""
+    if self.checkpoint_folder:
+      root, names = self.checkpoint_folder, (SYNCER, 'shard-*', 'learner-*')
+    else:
+      root = self.root
+      names = 'checkpoints', 'syncer/states/*', 'syncer/shard-*/states/*'
+    return [path for name in names for path in root.glob(name)]
 
   def metrics(self, process: str) -> pathlib.Path:
     """Returns the JSONL file of one process, such as 'learner-0'."""
@@ -118,6 +145,42 @@ class Workdir:
 
   def log(self, process: str) -> pathlib.Path:
     return self.root / 'logs' / f'{process}.log'
+
+
+def folder_at(path: str) -> pathlib.Path | None:
+  """Returns the path of a folder, in a bucket by etils.epath; None for ''."""
+  if '://' not in path:
+    return pathlib.Path(path) if path else None
+  import fsspec  # Not at the top: few runs need it, and it takes long.
+  from etils import epath
+
+  # Others write there, too; before epath makes its only instance.
+  fsspec.config.conf.setdefault('gcs', {})['use_listings_cache'] = False
+  return epath.Path(path)
+
+
+def check_folder(folder: str) -> None:
+  """Checks that this process can write to `checkpoint.folder`, and remove.
+
+  Raises:
+    ValueError: names the value and what is wrong.
+  """
+  path = folder_at(folder)
+  if path is None:
+    return
+  try:
+    if isinstance(path, pathlib.Path):  # Else it would make the bucket, too.
+      path.mkdir(parents=True, exist_ok=True)
+    probe = path / f'.{socket.gethostname()}.{os.getpid()}'
+    probe.write_text('probe')
+    probe.unlink()
+  # Each package by which epath reaches buckets has errors of its own.
+  except Exception as error:  # noqa: BLE001 - said in one line.
+    advice = ": pip install 'diloco[gcs]'" * isinstance(error, ImportError)
+    what = ' '.join(f'{type(error).__name__}: {error}'.split())
+    raise ValueError(
+      f'checkpoint.folder={folder!r}: can not be written to: {what}{advice}'
+    ) from None
 
 
 def learner_name(learner: int, host: int = 0) -> str:

@@ -9,6 +9,7 @@ from absl import flags, logging
 
 from diloco.config import flags as config_flags
 from diloco.config.run_config import RunConfig
+from diloco.metrics.workdir import check_folder
 from diloco.monitoring import monitor_flags
 from diloco.run import logs, threads
 
@@ -48,6 +49,9 @@ def run_command(
     logs.keep_ours(config.name, **config_flags.who())
     if role:
       threads.Pulse(_say_stood)
+    if access:
+      with config_flags.refusing():
+        check_folder(config.checkpoint.folder)
     return main(config)
 
   run = config_flags.run_of_workdir if of_run else config_flags.run

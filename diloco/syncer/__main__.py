@@ -10,7 +10,7 @@ from absl import flags, logging
 
 from diloco.config import flags as config_flags
 from diloco.metrics import files
-from diloco.metrics.workdir import SYNCER, Workdir
+from diloco.metrics.workdir import SYNCER, Workdir, folder_at
 from diloco.run.command import run_command
 from diloco.syncer.allocator import use_one_arena
 
@@ -37,7 +37,8 @@ def main(config) -> int:
   from diloco.transport.planes import make_plane
 
   jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
-  workdir = Workdir(pathlib.Path(_WORKDIR.value))
+  root, folder = pathlib.Path(_WORKDIR.value), config.checkpoint.folder
+  workdir = Workdir(root, folder_at(folder))
   transport = config.transport
   bind = _BIND.value or f'{transport.host}:{transport.port}'
   with config_flags.refusing():

@@ -37,6 +37,7 @@ class StatesDisk:
   """One process's checkpoints of its fragments; only it may write there.
 
   Args:
+    folder, states: see `SyncerRecords`.
     model: Θ; takes what a checkpoint has.
     sync: True if a written ledger has to survive a loss of power.
 
@@ -48,6 +49,7 @@ class StatesDisk:
     self,
     run_spec: RunSpec,
     folder: pathlib.Path,
+    states: pathlib.Path,
     model: OuterState,
     sync: bool = False,
   ):
@@ -57,6 +59,7 @@ class StatesDisk:
     self._identity = {**run_spec.fingerprints, 'name': run_spec.config.name}
     self._records = SyncerRecords(
       folder,
+      states,
       keep_latest=checkpoint.keep_latest,
       every_rounds=checkpoint.syncer_every_rounds,
       say=logging.warning,
@@ -128,7 +131,8 @@ class SyncerDisk(StatesDisk):
     stop: threading.Event | None = None,
   ):
     config = run_spec.config
-    super().__init__(run_spec, workdir.syncer, model, config.checkpoint.fsync)
+    fsync, states = config.checkpoint.fsync, workdir.states()
+    super().__init__(run_spec, workdir.syncer, states, model, fsync)
     self._run_spec = run_spec
     self._summary = workdir.summary
     self.total_steps = config.protocol.total_steps
@@ -293,7 +297,8 @@ class ShardDisk(StatesDisk):
 
   def __init__(self, run_spec: RunSpec, workdir: Workdir, shard: Shard):
     folder = workdir.syncer_shard(shard.shard)
-    super().__init__(run_spec, folder, shard.model)
+    states = workdir.states(shard.shard)
+    super().__init__(run_spec, folder, states, shard.model)
     self.occupy()
     path = folder / IDENTITY
     identity = _read_identity(path)

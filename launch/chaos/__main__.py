@@ -95,6 +95,7 @@ def main(argv) -> int:
   values, config = absl_flags.FLAGS, flags.load()
   if problems := [*_problems(argv, config)]:
     raise ConfigError(problems)
+  preflight.check_keeps_own(config)
   preflight.check_data(config)
   learners = launch_program.on_this_machine(
     config,

@@ -15,8 +15,8 @@ import pytest
 from diloco.checkpoint import orbax_files
 from diloco.checkpoint import store as store_lib
 from diloco.checkpoint.arrays import BrokenRecord
+from diloco.checkpoint.folders import UNFINISHED
 from diloco.checkpoint.learner_records import LearnerRecords
-from diloco.checkpoint.orbax_files import UNFINISHED
 from diloco.checkpoint.store import Checkpoints
 
 SAVE_S = 60.0

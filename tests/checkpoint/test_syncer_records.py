@@ -61,7 +61,8 @@ def _delta(model, fragment, seed):
 
 def _records(folder, said=None, every_rounds=4):
   said = [] if said is None else said
-  return SyncerRecords(folder, 2, every_rounds, said.append, BATCH)
+  states = folder / 'states'
+  return SyncerRecords(folder, states, 2, every_rounds, said.append, BATCH)
 
 
 def _close(model, fragment, seed):
@@ -149,7 +150,7 @@ def test_a_crash_between_two_names_of_the_ledger_goes_on_from_the_last(
 
 @pytest.mark.parametrize('sync', [False, True])
 def test_a_full_disk_leaves_the_last_ledger_and_nothing_else(tmp_path, sync):
-  records = SyncerRecords(tmp_path, 2, 4, print, sync)
+  records = SyncerRecords(tmp_path, tmp_path / 'states', 2, 4, print, sync)
   records.write_ledger(LEDGER, {}, CRCS)
   limit = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))

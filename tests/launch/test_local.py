@@ -48,6 +48,14 @@ REFUSED = (
   ('--workdir=/proc/nope', '--workdir=/proc/nope: no run can be kept there'),
   ('--workdir=gs://bucket/run', '--workdir=gs://bucket/run: must be a folder'),
   (
+    '--config.checkpoint.folder=s3://bucket/run',
+    "checkpoint.folder='s3://bucket/run': must be an absolute path or gs://",
+  ),
+  (
+    '--config.checkpoint.folder=/proc/run',
+    "checkpoint.folder='/proc/run': can not be written to: FileNotFoundError",
+  ),
+  (
     '--config.data.source=text --config.data.path=/no/such/text.txt',
     "data.path='/no/such/text.txt': there is nothing at this path",
   ),
@@ -292,6 +300,26 @@ def test_a_run_is_overwritten_only_when_asked(tmp_path):
     occupied(tmp_path)
   occupied(tmp_path, overwrite=True)
   assert names_in(tmp_path) == ['lock']
+
+
+def test_overwriting_removes_checkpoints_elsewhere_and_nothing_else(tmp_path):
+  there = tmp_path / 'there'
+  for name in ('learner-0', 'shard-1', 'syncer', 'of another'):
+    (there / name).mkdir(parents=True)
+  config = changed('checkpoint', folder=str(there))
+  assert not occupied(tmp_path / 'run', config), 'a new disk, the same run'
+  assert len(names_in(there)) == 4
+  occupied(tmp_path / 'run', config, overwrite=True)
+  assert names_in(there) == ['of another']
+
+
+def test_a_run_stays_with_its_folder_of_checkpoints(tmp_path):
+  left(tmp_path)
+  (tmp_path / 'checkpoints').mkdir()
+  with pytest.raises(
+    ConfigError, match=r"a run with checkpoint\.folder=''; give"
+  ):
+    occupied(tmp_path, changed('checkpoint', folder='/elsewhere'))
 
 
 @pytest.mark.parametrize('text', ['', '{}', '[1', '{"run": 7}'])

@@ -40,6 +40,7 @@ diloco/data/array_records.py: diloco.data google.protobuf grain
 diloco/data/parquet_files.py: diloco.data pyarrow
 diloco/data/tokenizers.py: diloco.data numpy sentencepiece tokenizers
 diloco/metrics: absl diloco.protocol numpy tensorboardX
+diloco/metrics/workdir.py: etils fsspec
 diloco/transport: diloco.protocol grpc msgpack numpy
 diloco/monitoring: absl diloco.metrics diloco.transport.sockets
   prometheus_client

@@ -31,7 +31,7 @@ from diloco.learner.programs import LearnerPrograms
 from diloco.learner.restore import CheckpointGone
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
-from diloco.metrics.workdir import Workdir, learner_name
+from diloco.metrics.workdir import Workdir, folder_at, learner_name
 from diloco.metrics.writer import process_writer
 from diloco.monitoring import monitor_flags
 from diloco.monitoring.monitor import Monitor
@@ -226,7 +226,8 @@ class _Process:
     self._flags = values
     self._index = process_group.index
     self._several = process_group.hosts > 1
-    self._workdir = Workdir(pathlib.Path(values.workdir))
+    folder = folder_at(run_spec.config.checkpoint.folder)
+    self._workdir = Workdir(pathlib.Path(values.workdir), folder)
     self._name = learner_name(values.learner)
     transport = run_spec.config.transport
     self._plane = make_plane(transport.data_plane, transport.host, access)
