@@ -4,6 +4,7 @@
 The bucket is one of this process, see `fake_bucket`.
 """
 
+import inspect
 import pathlib
 import re
 import types
@@ -11,6 +12,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from orbax.checkpoint import v1 as ocp
 
 from diloco.checkpoint.folders import COMMITTED
 from diloco.checkpoint.learner_records import HeldState, LearnerRecords
@@ -176,14 +178,18 @@ def test_a_syncer_with_a_new_workdir_goes_on_from_the_ledger_in_there(
   np.testing.assert_array_equal(thetas[0]['w'], theta['w'])
 
 
+def _alone(PATH):
+  return ocp.load(
+    PATH, jax.tree.map(lambda _: np.ndarray, ocp.metadata(PATH).metadata)
+  )
+
+
 def test_orbax_alone_reads_it_by_the_line_of_the_docs(workdir, state):
   _save(_records(workdir, []), state, 500)
   text = (ROOT / 'docs' / 'running.md').read_text()
-  (block,) = re.findall(r"```python\n(import jax.*?PATH = '.*?)```", text, re.S)
-  block = re.sub(r"PATH = '.*'", f"PATH = '{URL}/learner-0/500'", block)
-  scope = {}
-  exec(block, scope)
-  theta = scope['tree']['params']
+  (line,) = re.findall(r'^tree = (.*)', text, re.M)
+  assert ''.join(line.split()) in ''.join(inspect.getsource(_alone).split())
+  theta = _alone(f'{URL}/learner-0/500')['params']
   np.testing.assert_array_equal(theta['block']['w'], state[0]['block/w'])
 
 
