@@ -89,48 +89,48 @@ def define_flags(
   flags.DEFINE_bool(PRINT_CONFIG, False, text, flag_values=values)
 
 
-def define_access_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+def define_access_flags() -> None:
   """Defines --tls_ca and what stands beside it."""
   for name, text in ACCESS_FILES.items():
-    flags.DEFINE_string(name, None, text, flag_values=values)
+    flags.DEFINE_string(name, None, text)
   for name, text in ACCESS_VOUCHED.items():
-    flags.DEFINE_bool(name, False, text, flag_values=values)
+    flags.DEFINE_bool(name, False, text)
 
 
-def access_files(values: flags.FlagValues = flags.FLAGS) -> dict:
+def access_files() -> dict:
   """The names of files that were given, by flag; None where none was."""
-  return {name: values[name].value for name in ACCESS_FILES}
+  return {name: flags.FLAGS[name].value for name in ACCESS_FILES}
 
 
-def access_vouched(values: flags.FlagValues = flags.FLAGS) -> dict:
+def access_vouched() -> dict:
   """Returns what the operator vouches for, by flag."""
-  return {name: values[name].value for name in ACCESS_VOUCHED}
+  return {name: flags.FLAGS[name].value for name in ACCESS_VOUCHED}
 
 
-def access_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
+def access_arguments() -> list[str]:
   """The flags that give another process the same access."""
-  files = access_files(values).items()
+  files = access_files().items()
   return [
     *(f'--{name}={value}' for name, value in files if value is not None),
-    *(f'--{name}' for name, yes in access_vouched(values).items() if yes),
+    *(f'--{name}' for name, yes in access_vouched().items() if yes),
   ]
 
 
-def define_proxy_flag(values: flags.FlagValues = flags.FLAGS) -> None:
+def define_proxy_flag() -> None:
   """Defines --proxy."""
   text = 'host:port of an HTTP proxy through which it connects by gRPC.'
-  flags.DEFINE_string(PROXY, '', text, flag_values=values)
+  flags.DEFINE_string(PROXY, '', text)
 
 
-def proxy(values: flags.FlagValues = flags.FLAGS) -> str:
+def proxy() -> str:
   """Returns the proxy that was given; '' if none was."""
-  return values[PROXY].value
+  return flags.FLAGS[PROXY].value
 
 
-def define_log_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+def define_log_flags() -> None:
   """Defines --log_json."""
   text = 'Writes every record of the log as a line of JSON.'
-  flags.DEFINE_bool(LOG_JSON, False, text, flag_values=values)
+  flags.DEFINE_bool(LOG_JSON, False, text)
 
 
 def asks_for_json(argv: Sequence[str]) -> bool:
@@ -139,14 +139,16 @@ def asks_for_json(argv: Sequence[str]) -> bool:
   return any(re.fullmatch(pattern, word, re.IGNORECASE) for word in argv)
 
 
-def log_arguments(values: flags.FlagValues = flags.FLAGS) -> list[str]:
+def log_arguments() -> list[str]:
   """The flags that make another process log in the same way."""
-  return [f'--{LOG_JSON}'] if values[LOG_JSON].value else []
+  return [f'--{LOG_JSON}'] if flags.FLAGS[LOG_JSON].value else []
 
 
-def who(values: flags.FlagValues = flags.FLAGS) -> dict[str, int]:
+def who() -> dict[str, int]:
   """Returns the given flags of `WHO`: which learner, and which host of it."""
-  numbers = ((name, values[name].value) for name in WHO if name in values)
+  numbers = (
+    (name, flags.FLAGS[name].value) for name in WHO if name in flags.FLAGS
+  )
   return {name: value for name, value in numbers if value is not None}
 
 
@@ -200,20 +202,18 @@ def _exit_at_once(code: int) -> None:
   os._exit(code)
 
 
-def asked_text(
-  argv: Sequence[str], values: flags.FlagValues = flags.FLAGS
-) -> str:
+def asked_text(argv: Sequence[str]) -> str:
   """Returns what --help or --version print; '' where neither is given."""
   words = argv[1 : argv.index('--') if '--' in argv else None]
   if not HELP.isdisjoint(words):
     about = sys.modules['__main__'].__doc__ or ''
-    return f'{about.strip()}\n\nFlags:\n{flags_text(values)}'
+    return f'{about.strip()}\n\nFlags:\n{flags_text()}'
   return '' if VERSION.isdisjoint(words) else f'diloco {__version__}'
 
 
-def flags_text(values: flags.FlagValues = flags.FLAGS) -> str:
+def flags_text() -> str:
   """Returns every flag of a command with its default and its meaning."""
-  by_module = values.flags_by_module_dict().items()
+  by_module = flags.FLAGS.flags_by_module_dict().items()
   own = {
     flag.name: flag
     for module, found in by_module
@@ -240,11 +240,11 @@ def flags_text(values: flags.FlagValues = flags.FLAGS) -> str:
   return '\n'.join(lines)
 
 
-def define_short_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+def define_short_flags() -> None:
   """Defines those of `SHORT`; `in_full` makes keys of them."""
   for name, key in SHORT.items():
     text = f'Short for --{CONFIG}.{key}.'
-    flags.DEFINE_string(name, None, text, flag_values=values)
+    flags.DEFINE_string(name, None, text)
 
 
 def in_full(argv: Sequence[str]) -> list[str]:
@@ -258,9 +258,7 @@ def in_full(argv: Sequence[str]) -> list[str]:
   return words
 
 
-def positions(
-  argv: Sequence[str], values: flags.FlagValues = flags.FLAGS
-) -> list[int]:
+def positions(argv: Sequence[str]) -> list[int]:
   """Returns where on a command line words stand alone, before its sections."""
   alone, at = [], 1
   while at < len(argv):
@@ -270,30 +268,28 @@ def positions(
     if not word.startswith('-') or word == '-':
       alone.append(at)
     elif '=' not in word:
-      at += _takes_next(word.lstrip('-'), values)
+      at += _takes_next(word.lstrip('-'))
     at += 1
   return alone
 
 
-def _takes_next(name: str, values: flags.FlagValues) -> bool:
+def _takes_next(name: str) -> bool:
   """Returns True if the value of a flag is the next word."""
   section, _, key = name.partition('.')
   if section == CONFIG and key:
     return run_config.key_types().get(key) is not bool
   if name == CONFIG:
     return True
-  return name in values and not values[name].boolean
+  return name in flags.FLAGS and not flags.FLAGS[name].boolean
 
 
-def with_runs(
-  argv: Sequence[str], values: flags.FlagValues = flags.FLAGS, most: int = 1
-) -> list[str]:
+def with_runs(argv: Sequence[str], most: int = 1) -> list[str]:
   """Returns a command line on which a RUN by itself is --workdir=RUN.
 
   Raises:
     ConfigError: there are more than `most`.
   """
-  words, alone = list(argv), positions(argv, values)
+  words, alone = list(argv), positions(argv)
   folder = value_of(WORKDIR, argv)
   if len(alone) > most:
     raise ConfigError(f'{argv[alone[most]]}: unexpected argument')
@@ -466,7 +462,7 @@ def parse_of_run(
   Raises:
     ConfigError: as `parse`, or the folder holds no run.
   """
-  argv = with_runs(argv, values)
+  argv = with_runs(argv)
   folder = value_of(WORKDIR, argv)
   if has_config(argv):
     return parse(argv, values)
@@ -521,9 +517,9 @@ def has_config(argv: Sequence[str]) -> bool:
   return value_of(CONFIG, argv) is not None
 
 
-def config_file(values: flags.FlagValues = flags.FLAGS) -> str:
+def config_file() -> str:
   """Path of the file of --config, without what stands behind its colon."""
-  return config_flags.get_config_filename(values[CONFIG]).partition(':')[0]
+  return config_flags.get_config_filename(flags.FLAGS[CONFIG]).partition(':')[0]
 
 
 def value_of(name: str, argv: Sequence[str]) -> str | None:

@@ -205,11 +205,9 @@ def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
   }
   cells = []
   for each in sweep.compare(results, rows):
-    against = merged = '-'
+    against = '-'
     if each.difference is not None:
       against = f'{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} %'
-    if each.merged_tokens is not None:
-      merged = f'{each.merged_tokens / 1e6:.2f}'
     cells.append(
       (
         each.variant.label,
@@ -217,21 +215,19 @@ def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
         f'{each.mean:.4f}',
         f'{each.spread:.4f}',
         against,
-        _mean(each.results, 'participation', 3),
-        _mean(each.results, 'age_steps'),
-        _mean(each.results, 'old_share', 3),
-        _mean(each.results, 'delay_steps'),
-        _mean(each.results, 'goodput'),
-        merged,
+        _text(each.mean_of('participation'), 3),
+        _text(each.mean_of('age_steps')),
+        _text(each.mean_of('old_share'), 3),
+        _text(each.mean_of('delay_steps')),
+        _text(each.mean_of('goodput')),
+        _text(each.merged_tokens, factor=1e-6),
       )
     )
   return text_tables.plain(text_tables.table(None, COLUMNS, cells))
 
 
-def _mean(results, name: str, digits: int = 2) -> str:
-  """Returns the mean of a field over the results that have it."""
-  known = [x for r in results if (x := getattr(r, name)) is not None]
-  return f'{sum(known) / len(known):.{digits}f}' if known else '-'
+def _text(value: float | None, digits: int = 2, factor: float = 1.0) -> str:
+  return '-' if value is None else f'{factor * value:.{digits}f}'
 
 
 # What is asked for, as flags.

@@ -210,6 +210,11 @@ class Comparison:
   difference: float | None
   half_width: float  # Half width of its interval; NaN for one seed.
 
+  def mean_of(self, name: str) -> float | None:
+    """Mean of a field over the results that have it; None if none does."""
+    known = [x for r in self.results if (x := getattr(r, name)) is not None]
+    return statistics.fmean(known) if known else None
+
   @property
   def merged_tokens(self) -> float | None:
     """Mean over the seeds; None if a result is too old to have it."""

@@ -29,6 +29,10 @@ SEED = re.compile(r'seed-(\d+)')
 CurvePlace = tuple[int, float, float]  # Global step, tokens, y.
 LEFT_OUT = 0.1  # Of the tokens: the beginning, where losses fall at once.
 LOG_FROM = 8.0  # Where the largest x is so many times the least.
+# Fields of a result with a column of their means, left to right.
+MEANS = (
+  'participation', 'age_steps', 'old_share', 'delay_steps', 'goodput', 'rounds',
+)  # fmt: skip
 LINES_MAX = 7  # Of a chart: as many as there are colours.
 DIFFERENCE = 'difference of the loss, % (paired by seed, 95 % interval)'
 
@@ -316,22 +320,11 @@ def _row(comparison: Comparison) -> tuple[Cell, ...]:
     None if difference is None else 100 * difference,
     _known(100 * comparison.half_width),
     _known(statistics.fmean(r.learners_loss for r in results)),
-    _mean([r.participation for r in results]),
-    _mean([r.age_steps for r in results]),
-    _mean([r.old_share for r in results]),
-    _mean([r.delay_steps for r in results]),
-    _mean([r.goodput for r in results]),
-    _mean([r.rounds for r in results]),
+    *map(comparison.mean_of, MEANS),
     statistics.fmean(last_tokens) / 1e6 if last_tokens else None,
     None if merged_tokens is None else merged_tokens / 1e6,
-    _mean([r.wall_s for r in results]),
+    comparison.mean_of('wall_s'),
   )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-  """Returns the mean of the known values; None if there are none."""
-  known = [value for value in values if value is not None]
-  return statistics.fmean(known) if known else None
 
 
 def _known(value: float) -> float | None:
