@@ -120,7 +120,7 @@ class Run:
     step_floor_s: of `config.run`.
     checkpoint: what differs from `tests_tiny` in its section.
     shards: of the syncer.
-    embedding: of the section `fragments`.
+    embedding: of the section `fragments`; '': of a model without one.
     progress: of the section `inner`.
     **protocol: what differs from `tests_tiny` in its section `protocol`.
   """
@@ -132,18 +132,21 @@ class Run:
     step_floor_s: float = 0.0,
     checkpoint: Mapping | None = None,
     shards: int = 1,
-    embedding: str = 'split',
+    embedding: str = '',
     progress: str = 'global',
     **protocol,
   ):
     config = tests_tiny.get_config()
+    if embedding:
+      config.fragments.embedding = embedding
+    else:  # Compiled in no time, where what is looked at is not the model.
+      config.model.update(kind='bowl', layers=2, d_ff=128)
     config.protocol.update(learners=LEARNERS, quorum=1, total_steps=100)
     config.protocol.patience = PATIENCE
     config.protocol.update(protocol)
     config.checkpoint.update(checkpoint or {})
     config.run.step_floor_s = step_floor_s
     config.syncer.shards = shards
-    config.fragments.embedding = embedding
     config.inner.progress = progress
     self.run_spec = make_run_spec(run_config.build(config))
     # Its planes lose bytes on purpose: pulls must time out soon.

@@ -41,6 +41,7 @@ def _same(one, other) -> bool:
   )
 
 
+BOWL = {'model__kind': 'bowl', 'model__layers': 2}  # Compiled at once.
 DEADLY = {
   'lab__mtbf_steps': 5.0,
   'lab__away_steps': 2.0,
@@ -91,7 +92,12 @@ def test_who_returns_goes_on_with_its_schedule(progress, monkeypatch):
 
   monkeypatch.setattr(LearnerPrograms, 'step', recorded_step)
   rates = _Rates(taken)
-  changes = {**DEADLY, 'inner__progress': progress, 'lab__slow_learners': 1}
+  changes = {
+    **BOWL,
+    **DEADLY,
+    'inner__progress': progress,
+    'lab__slow_learners': 1,
+  }
   trained = _train_anew(
     observer=rates, protocol__total_steps=40, lab__slow_gap=0.5, **changes
   )
@@ -116,13 +122,14 @@ def test_it_learns_and_tells_where_it_stood():
 
 
 def test_data_parallel_of_one_learner_is_that_learner_alone():
-  one = _train(protocol__learners=1, lab__system='data_parallel')
-  assert _same(one, _train(protocol__learners=1, lab__system='alone'))
+  alone = {**BOWL, 'protocol__learners': 1, 'lab__system': 'alone'}
+  one = _train(**alone | {'lab__system': 'data_parallel'})
+  assert _same(one, _train(**alone))
 
 
 def test_one_learner_without_codec_or_outer_momentum_is_alone():
   """τ = 0, f32, outer lr 1: Θ is θ, to rounding."""
-  plain = {'inner__progress': 'own', 'inner__schedule': 'constant'}
+  plain = {**BOWL, 'inner__progress': 'own', 'inner__schedule': 'constant'}
   decoupled = _train(
     protocol__learners=1,
     protocol__quorum=1,

@@ -11,6 +11,7 @@ import pytest
 
 from diloco.transport.sockets import free_port
 from tests.processes.processes import EXIT_CONFIG, START_S, Processes
+from tests.survival.survival import BOWL
 
 pytestmark = pytest.mark.beside
 NAMES = ['syncer', 'evaluator', 'shard-1', 'learner-0', 'learner-1']
@@ -28,6 +29,7 @@ def get(port: int, path: str) -> str:
 def test_every_process_of_a_run(tmp_path):
   with Processes(
     tmp_path,
+    *BOWL,
     'protocol.total_steps=100000',
     'syncer.shards=2',
     'run.eval_every_rounds=8',

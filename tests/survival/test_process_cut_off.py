@@ -10,6 +10,7 @@ from diloco.metrics import names
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
 from tests.processes.processes import SLOW, START_S, Processes
+from tests.survival.survival import BOWL
 
 pytestmark = pytest.mark.beside
 
@@ -26,6 +27,7 @@ def cut_off(tmp_path_factory):
   own.mkdir()
   with Processes(
     root,
+    *BOWL,
     *SLOW,
     'protocol.patience=0.1',
     f'protocol.total_steps={TOTAL_STEPS}',

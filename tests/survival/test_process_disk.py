@@ -20,6 +20,7 @@ from tests.processes.processes import (
   Processes,
   Running,
 )
+from tests.survival.survival import BOWL
 
 pytestmark = pytest.mark.beside
 
@@ -71,7 +72,7 @@ class Ended:
 @pytest.fixture(scope='module')
 def ended(tmp_path_factory):
   root = tmp_path_factory.mktemp('ended')
-  with Processes(root, f'protocol.total_steps={STEPS}') as processes:
+  with Processes(root, *BOWL, f'protocol.total_steps={STEPS}') as processes:
     workdir = processes.workdir
     in_the_way = workdir.status / 'in the way'
     in_the_way.mkdir(parents=True)
@@ -154,7 +155,7 @@ def test_a_broken_ledger_tape_and_status_keep_no_run_from_going_on(ended):
 def filled(tmp_path_factory):
   """A syncer and a learner that no file can grow of for `FULL_S`, and when."""
   root = tmp_path_factory.mktemp('filled')
-  with Processes(root, *SLOW, *ENDLESS) as processes:
+  with Processes(root, *BOWL, *SLOW, *ENDLESS) as processes:
     syncer, learner = processes.syncer(), processes.learner(0)
     processes.until_merged(0)
     before = processes.steps(0)[-1]

@@ -7,6 +7,7 @@ import pytest
 
 from diloco.protocol.timeouts import SILENCE_FLOOR_S
 from tests.processes.processes import ENDLESS, SLOW, START_S, Processes
+from tests.survival.survival import BOWL
 
 pytestmark = pytest.mark.beside
 
@@ -28,7 +29,7 @@ def running(tmp_path_factory):
     'protocol.quorum=2',
   )
   root = tmp_path_factory.mktemp('faults')
-  with Processes(root, *SLOW, *ENDLESS, *overrides) as processes:
+  with Processes(root, *BOWL, *SLOW, *ENDLESS, *overrides) as processes:
     syncer = processes.syncer()
     learners = [processes.learner(m) for m in (0, 1)]
     for m in (0, 1):

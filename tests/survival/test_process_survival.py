@@ -32,6 +32,7 @@ CLEAN = 'learner-0-clean'
 STOPPED = 128 + signal.SIGTERM
 
 OVERRIDES = (
+  *survival.BOWL,
   'data.shards=4',
   f'run.step_floor_s={FLOOR_S}',
   'protocol.patience=0.6',

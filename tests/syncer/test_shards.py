@@ -21,12 +21,9 @@ def _final(folder, **options):
   return run, read_parameters(run.workdir.parameters)
 
 
-@pytest.mark.parametrize(
-  'options',
-  [{'fragments': 2}, {'fragments': 2, 'embedding': 'own'}],
-  ids=['even', 'own embedding'],
-)
-def test_shards_make_the_parameters_that_one_syncer_makes(tmp_path, options):
+@pytest.mark.parametrize('embedding', ['split', 'own'])
+def test_shards_make_the_parameters_that_one_syncer_makes(tmp_path, embedding):
+  options = {'fragments': 2, 'embedding': embedding}
   run, expected = _final(tmp_path / 'one', **options)
   sharded, found = _final(tmp_path / 'two', shards=2, **options)
   owners = sharded.run_spec.owners
