@@ -3,8 +3,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -24,28 +22,21 @@ from diloco.config.sections import ConfigError
 from diloco.numerics import codec
 from diloco.sizing import planner
 from launch import program
+from tests.commands import output, refused
 
 pytestmark = pytest.mark.beside
 
 SMALLEST = BenchSettings(smallest=True)
 QUICK = ('round', 'int4', 'simulator')
-
-
-def bench(*words: str) -> subprocess.CompletedProcess:
-  return subprocess.run(
-    [sys.executable, '-m', 'diloco.bench', *words],
-    capture_output=True,
-    text=True,
-  )
+BENCH = '-m', 'diloco.bench'
 
 
 def test_the_command_writes_table_and_json(tmp_path):
   out, page = tmp_path / 'x.json', tmp_path / 'x.md'
-  done = bench(
-    '--smallest', '--repeats=2', f'--only={",".join(QUICK)}', f'--json={out}',
-    f'--markdown={page}',
+  said = output(
+    *BENCH, '--smallest', '--repeats=2', f'--only={",".join(QUICK)}',
+    f'--json={out}', f'--markdown={page}',
   )  # fmt: skip
-  assert done.returncode == 0, done.stdout + done.stderr
   found = json.loads(out.read_text())
   assert {figure['row'] for figure in found['figures']} == set(QUICK)
   assert not found['failed']
@@ -53,12 +44,12 @@ def test_the_command_writes_table_and_json(tmp_path):
     assert len(figure['values']) == 2
     assert figure['least'] <= figure['median'] <= figure['most']
     assert figure['ratio'] is None or figure['ratio'] > 0
-    assert figure['name'] in done.stdout
+    assert figure['name'] in said
   machine = found['machine']
   assert machine['cores'] > 0
   assert machine['versions']['jax']
   others = measurement.sentence(found['others']).split('.')[0]
-  assert others in done.stdout and others in page.read_text()
+  assert others in said and others in page.read_text()
   lines = [x for x in page.read_text().splitlines() if x.startswith('|')]
   assert len(lines) == 2 + len(found['figures'])
   assert len({line.count('|') for line in lines}) == 1
@@ -85,8 +76,7 @@ def test_the_planner_reads_what_is_written_of_hosts():
 @pytest.mark.timeout(900)
 def test_every_row_can_be_measured(tmp_path):
   out = tmp_path / 'x.json'
-  done = bench('--all', '--smallest', '--repeats=1', f'--json={out}')
-  assert done.returncode == 0, done.stdout + done.stderr
+  output(*BENCH, '--all', '--smallest', '--repeats=1', f'--json={out}')
   figures = json.loads(out.read_text())['figures']
   assert {figure['row'] for figure in figures} == set(ROWS)
 
@@ -111,11 +101,8 @@ def test_a_mistake_is_named_before_anything_is_measured(check, message):
 
 
 def test_the_command_refuses():
-  refused = bench('--only=long', '--millions=0')
-  assert refused.returncode == 78
-  assert refused.stderr.splitlines() == [
-    'error: --millions=0: must be numbers above 0, such as 1,10'
-  ]
+  [said] = refused(*BENCH, '--only=long', '--millions=0')
+  assert said == 'error: --millions=0: must be numbers above 0, such as 1,10'
 
 
 def test_a_slow_down_raises_the_ratio(monkeypatch):

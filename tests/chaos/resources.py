@@ -4,7 +4,6 @@
 import collections
 import contextlib
 import dataclasses
-import os
 import pathlib
 import statistics
 import time
@@ -14,7 +13,6 @@ import psutil
 
 PROC = pathlib.Path('/proc')
 
-PAGE_BYTES = os.sysconf('SC_PAGE_SIZE')
 SAMPLE_EVERY_S = 0.5
 WARM_UP_S = 15.0  # After its first merge: allocators, caches, pools.
 MEASURED_S = 30.0  # A shorter life says nothing of growth,
@@ -121,7 +119,7 @@ class ResourceWatch:
       warm_at_s = self._working_since_s.get(name, now_s) + WARM_UP_S
       if now_s < warm_at_s or not process.is_running():
         continue
-      found = _sample(process.pid, now_s)
+      found = _sample(process, now_s)
       if found is None:
         continue  # It dies at this moment.
       self._samples[name, process.pid].append(found)
@@ -150,15 +148,14 @@ class ResourceWatch:
     return [each for each in found if each is not None]
 
 
-def _sample(pid: int, now_s: float) -> Sample | None:
+def _sample(process: psutil.Process, now_s: float) -> Sample | None:
   """Looks at a process; None: it is gone."""
-  folder = PROC / str(pid)
   try:
-    pages = int((folder / 'statm').read_text().split()[1])
-    descriptors = len(os.listdir(folder / 'fd'))
-  except OSError:
+    rss_bytes, descriptors = process.memory_info().rss, process.num_fds()
+  except psutil.Error:
     return None
-  return Sample(now_s, pages * PAGE_BYTES, descriptors, _thread_names(folder))
+  names = _thread_names(PROC / str(process.pid))
+  return Sample(now_s, rss_bytes, descriptors, names)
 
 
 def _thread_names(folder: pathlib.Path) -> Mapping[str, int]:

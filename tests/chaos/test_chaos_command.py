@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command: bad use, what it leaves when killed, a run of three minutes."""
 
+import contextlib
 import json
-import os
-import pathlib
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from launch.chaos.clock import sitecustomize
 from launch.chaos.relay import Relay
 from launch.chaos.stage import Clocks, LiveRun
 from launch.program import Processes
+from tests.commands import listening, output, refused
 from tests.waiting import until
 
 pytestmark = pytest.mark.alone
@@ -33,7 +33,6 @@ pytestmark = pytest.mark.alone
 CONFIG = '--config=experiments/tests_tiny.py:learners=3'
 SLOW = '--config.run.step_floor_s=0.05'
 START_S = 240.0
-LISTENS = '0A'  # In /proc/net/tcp.
 
 
 def command(*words):
@@ -66,9 +65,7 @@ def command(*words):
 )
 def test_bad_use_gets_one_clear_line(tmp_path, words, said):
   words = [word.replace('=W', f'={tmp_path / "run"}') for word in words]
-  done = subprocess.run(command(*words), capture_output=True, text=True)
-  assert done.returncode == 78
-  [line] = done.stderr.splitlines()
+  [line] = refused('-m', 'launch.chaos', *words)
   assert line.startswith(f'error: {said}')
   assert not (tmp_path / 'run').exists()
 
@@ -115,14 +112,8 @@ def test_a_clock_is_set_from_outside(tmp_path):
   environment = dict(clocks.environment('learner-0'))
   clocks.set('learner-0', -3600.0)
   code = 'import time; print(time.time(), time.time_ns(), time.monotonic())'
-  done = subprocess.run(
-    [sys.executable, '-c', code],
-    env={**os.environ, **environment},
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  seconds, nanoseconds, monotonic = map(float, done.stdout.split())
+  told = output('-c', code, **environment).split()
+  seconds, nanoseconds, monotonic = map(float, told)
   assert seconds == pytest.approx(time.time(), abs=30.0)
   assert nanoseconds / 1e9 - seconds == pytest.approx(-3600.0, abs=1.0)
   assert monotonic == pytest.approx(time.monotonic(), abs=30.0)
@@ -164,27 +155,6 @@ def started(root):
   return [x['pid'] for x in events if x['event'] == 'started']
 
 
-def _listeners_elsewhere(pids):
-  """Sockets of these processes that listen beyond loopback."""
-  inodes = set()
-  for pid in pids:
-    for link in pathlib.Path(f'/proc/{pid}/fd').glob('*'):
-      try:
-        kind, _, inode = os.readlink(link).partition(':')
-      except OSError:
-        continue
-      if kind == 'socket':
-        inodes.add(inode.strip('[]'))
-  lines = pathlib.Path('/proc/net/tcp').read_text().splitlines()[1:]
-  found = []
-  for fields in map(str.split, lines):
-    host, state, inode = fields[1].partition(':')[0], fields[3], fields[9]
-    # Little-endian: 127.… ends in 7F.
-    if inode in inodes and state == LISTENS and not host.endswith('7F'):
-      found.append(fields[1])
-  return found
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_a_run_of_three_minutes_holds(tmp_path):
@@ -212,7 +182,9 @@ def test_a_run_of_three_minutes_holds(tmp_path):
       stderr=file,
     )
     while running.poll() is None:
-      elsewhere += _listeners_elsewhere([running.pid, *started(root)])
+      for pid in (running.pid, *started(root)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+          elsewhere += [x for x in listening(pid) if x[:4] != '127.']
       time.sleep(1.0)
   said = out.read_text()
   assert running.returncode == 0, said

@@ -4,13 +4,12 @@
 import json
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.chaos import resources, soak_run
 from tests.chaos.resources import Sample
+from tests.commands import python
 
 pytestmark = pytest.mark.beside
 
@@ -98,13 +97,9 @@ def test_a_sample_is_taken_only_while_all_are_at_work(monkeypatch):
 
 
 def soak(tmp_path, *flags):
-  out = tmp_path / 'found.json'
-  command = [sys.executable, '-m', 'tests.chaos.soak', f'--out={out}']
-  return out, subprocess.run(
-    [*command, f'--workdir={tmp_path / "run"}', *flags],
-    capture_output=True,
-    text=True,
-  )
+  out, workdir = tmp_path / 'found.json', tmp_path / 'run'
+  words = '-m', 'tests.chaos.soak', f'--out={out}', f'--workdir={workdir}'
+  return out, python(*words, *flags)
 
 
 def test_a_mistake_ends_before_a_process_is_started(tmp_path):

@@ -1,30 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command that indexes a run's data beforehand, and says what it is."""
 
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests.commands import python
 from tests.data import made_files
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def _run(tmp_path, *overrides):
-  return subprocess.run(
-    [
-      *(sys.executable, '-m', 'diloco.index_data'),
-      '--config=experiments/tests_tiny.py',
-      *(f'--config.data.{each}' for each in overrides),
-      f'--config.data.index_path={tmp_path / "indices"}',
-    ],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
+  keys = *overrides, f'index_path={tmp_path / "indices"}'
+  command = '-m', 'diloco.index_data', '--config=experiments/tests_tiny.py'
+  return python(*command, *(f'--config.data.{each}' for each in keys))
 
 
 def test_it_counts_tokens_and_epochs(tmp_path):

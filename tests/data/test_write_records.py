@@ -2,9 +2,6 @@
 """Shards of text files: what is in them, and what is refused."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,20 +10,12 @@ from diloco.data import array_records, records_folder
 from diloco.data.paths import read_documents
 from diloco.data.records_folder import read_contents, write_records
 from diloco.data.tokenizers import BYTES, make_tokenizer
+from tests.commands import output, refused
 from tests.data import made_files
 
-ROOT = pathlib.Path(__file__).parents[2]
+COMMAND = '-m', 'diloco.write_records'
 TEXTS = [text for text in made_files.texts(50) if text]
 DOCUMENTS = [text.encode() for text in TEXTS]
-
-
-def _run(*arguments):
-  return subprocess.run(
-    [sys.executable, '-m', 'diloco.write_records', *arguments],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
 
 
 def _documents(folder):
@@ -58,14 +47,6 @@ def test_tokens_are_as_small_as_they_can_be(tmp_path):
       np.testing.assert_array_equal(ours, theirs)
   assert records_folder.token_dtype(65536) == '<u2'
   assert records_folder.token_dtype(65537) == '<i4'
-
-
-def test_records_are_written_without_jax():
-  code = "import sys, diloco.write_records; print('jax' in sys.modules)"
-  done = subprocess.run(
-    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
-  )
-  assert done.stdout.split() == ['False'], done.stderr
 
 
 def test_many_documents_are_never_held_at_once(tmp_path, monkeypatch):
@@ -153,20 +134,15 @@ def test_it_says_what_it_wrote(tmp_path):
   name = made_files.tokenizers_json(tmp_path / 'tokenizer.json', TEXTS)
   for i, text in enumerate(TEXTS):
     (tmp_path / f'{i:03d}.txt').write_text(text)
-  ended = _run(
-    f'--out={tmp_path / "out"}',
-    '--shards=2',
-    f'--tokenizer={name}',
-    *map(str, sorted(tmp_path.glob('*.txt'))),
-  )
-  assert ended.returncode == 0, ended.stderr
+  flags = f'--out={tmp_path / "out"}', '--shards=2', f'--tokenizer={name}'
+  said = output(*COMMAND, *flags, *sorted(tmp_path.glob('*.txt')))
   contents = read_contents(str(tmp_path / 'out'))
   shards = '\n'.join(
     f'{tmp_path / "out" / shard}: {count} documents'
     for shard, count in contents.shards.items()
   )
-  assert ended.stdout.startswith(shards + '\n')
-  assert f'{contents.tokens:,} tokens as uint16' in ended.stdout
+  assert said.startswith(shards + '\n')
+  assert f'{contents.tokens:,} tokens as uint16' in said
   assert contents.text_bytes == sum(map(len, DOCUMENTS))
 
 
@@ -188,9 +164,7 @@ def test_it_says_what_it_wrote(tmp_path):
 )
 def test_a_mistake_ends_in_78(tmp_path, arguments, problem):
   (tmp_path / 'text').write_text('a text')
-  ended = _run(*(each.format(tmp_path) for each in arguments))
-  assert ended.returncode == 78
-  [line] = ended.stderr.splitlines()
+  [line] = refused(*COMMAND, *(each.format(tmp_path) for each in arguments))
   assert line.startswith('error: ')
   assert problem.format(tmp_path) in line
   assert [path.name for path in tmp_path.iterdir()] == ['text']

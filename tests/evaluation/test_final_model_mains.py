@@ -3,10 +3,6 @@
 
 import dataclasses
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -29,9 +25,9 @@ from diloco.metrics.workdir import Workdir
 from diloco.models import hf_export
 from diloco.run.spec import decoder_config, make_model, make_run_spec
 from experiments import tests_tiny
+from tests.commands import ROOT, python
 from tests.data import made_files
 
-ROOT = pathlib.Path(__file__).parents[2]
 TASK = ROOT / 'experiments' / 'tasks' / 'continuation.jsonl'
 
 
@@ -59,15 +55,8 @@ def workdir(run_spec, params, tmp_path_factory):
 
 
 def _run(main, workdir, *arguments):
-  return subprocess.run(
-    [
-      sys.executable, '-m', f'diloco.{main}', str(workdir.root), *arguments,
-    ],
-    cwd=ROOT,
-    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-    capture_output=True,
-    text=True,
-  )  # fmt: skip
+  words = ('-m', f'diloco.{main}', workdir.root, *arguments)
+  return python(*words, JAX_PLATFORMS='cpu')
 
 
 CONFIG = '--config=experiments/tests_tiny.py'

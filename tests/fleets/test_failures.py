@@ -33,12 +33,6 @@ def test_the_number_of_interruptions_is_poisson():
   assert abs(variance - expected) < 4 * expected * math.sqrt(2 / 199)
 
 
-def test_a_longer_run_begins_with_the_same_trace():
-  short, long = _draw(5), _draw(5, 3 * HOUR_S)
-  assert long[: len(short)] == short
-  assert len(long) > len(short)
-
-
 def test_nothing_breaks_at_rate_0():
   assert failures.rate_per_s(1000, math.inf) == 0
   assert failures.draw(0.0, HOUR_S, REPAIR, random.Random(0)) == ()

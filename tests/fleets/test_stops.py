@@ -11,78 +11,58 @@ def _trace(*times: tuple[float, float]):
   return tuple(Interruption(at_s, 0.5, repair_s) for at_s, repair_s in times)
 
 
-def _elastic(*times, until_s=1000.0):
-  return failures.elastic(_trace(*times), 10.0, until_s)
+LOST = Stall(100, 110, 'down')  # At 100 s.
+STANDS = Stall(100, 170, 'repair')
+# By what is shown: interruptions (when, until the return), and the stops.
+ELASTIC = {
+  'a loss costs a pause, the return another': (
+    [(100, 60)], [LOST, Stall(160, 170, 'up')]
+  ),
+  # At 105, when the other pauses, nor at 205.
+  'what breaks during a pause costs nothing then or later': (
+    [(100, 60), (105, 100)], [LOST, Stall(160, 170, 'up')]
+  ),
+  # That of the first, at 160, falls into the second's pause.
+  'a return during a pause is absorbed': (
+    [(100, 60), (155, 200)],
+    [LOST, Stall(155, 165, 'down'), Stall(355, 365, 'up')],
+  ),
+  'a return during its own pause is absorbed': ([(100, 5)], [LOST]),
+  'what breaks while the learner grows is absorbed': (
+    [(100, 60), (165, 60)], [LOST, Stall(160, 170, 'up')]
+  ),
+  # [begin, end): what breaks at the very end costs a pause of its own.
+  'the learner runs at the end of a pause': (
+    [(100, 900), (110, 900)], [LOST, Stall(110, 120, 'down')]
+  ),
+  'slices return in their own order': (
+    [(100, 300), (200, 50)],
+    [LOST, Stall(200, 210, 'down'), Stall(250, 260, 'up'),
+     Stall(400, 410, 'up')],
+  ),
+}  # fmt: skip
+WAITING = {
+  'it stands for repair and pause': ([(100, 60)], [STANDS]),
+  'what breaks meanwhile is repaired meanwhile': (
+    [(100, 60), (120, 500), (169, 500)], [STANDS]
+  ),
+  'what breaks afterwards is waited for': (
+    [(100, 60), (170, 20)], [STANDS, Stall(170, 200, 'repair')]
+  ),
+}  # fmt: skip
 
 
-def _waiting(*times, until_s=1000.0):
-  return failures.waiting(_trace(*times), 10.0, until_s)
+@pytest.mark.parametrize('shown', [*ELASTIC, *WAITING])
+def test_when_a_learner_stands(shown):
+  rule = failures.elastic if shown in ELASTIC else failures.waiting
+  times, stops = (ELASTIC | WAITING)[shown]
+  assert rule(_trace(*times), 10.0, 1000.0) == tuple(stops)
 
 
-def test_a_lost_slice_costs_a_pause_and_its_return_another():
-  assert _elastic((100, 60)) == (
-    Stall(100, 110, 'down'), Stall(160, 170, 'up'),
-  )  # fmt: skip
-
-
-def test_what_breaks_during_a_pause_costs_nothing_then_or_later():
-  """It costs nothing at 105, when the other pauses, nor at 205."""
-  assert _elastic((100, 60), (105, 100)) == _elastic((100, 60))
-
-
-def test_a_return_during_a_pause_is_absorbed():
-  """The return of the first, at 160, falls into the second's pause."""
-  assert _elastic((100, 60), (155, 200)) == (
-    Stall(100, 110, 'down'), Stall(155, 165, 'down'), Stall(355, 365, 'up'),
-  )  # fmt: skip
-
-
-def test_a_return_during_its_own_pause_is_absorbed():
-  assert _elastic((100, 5)) == (Stall(100, 110, 'down'),)
-
-
-def test_what_breaks_while_the_learner_grows_is_absorbed():
-  assert _elastic((100, 60), (165, 60)) == _elastic((100, 60))
-
-
-def test_the_learner_runs_at_the_end_of_a_pause():
-  """[begin, end): what breaks at the very end costs a pause of its own."""
-  assert _elastic((100, 900), (110, 900)) == (
-    Stall(100, 110, 'down'), Stall(110, 120, 'down'),
-  )  # fmt: skip
-
-
-def test_slices_return_in_their_own_order():
-  assert _elastic((100, 300), (200, 50)) == (
-    Stall(100, 110, 'down'), Stall(200, 210, 'down'),
-    Stall(250, 260, 'up'), Stall(400, 410, 'up'),
-  )  # fmt: skip
-
-
-def test_no_pause_begins_after_the_end_of_the_run():
-  assert _elastic((100, 60), (995, 60), until_s=150.0) == (
-    Stall(100, 110, 'down'),
-  )
-
-
-def test_without_elasticity_a_learner_stands_for_repair_and_pause():
-  assert _waiting((100, 60)) == (Stall(100, 170, 'repair'),)
-
-
-def test_what_breaks_meanwhile_is_repaired_meanwhile():
-  assert _waiting((100, 60), (120, 500), (169, 500)) == (
-    Stall(100, 170, 'repair'),
-  )
-
-
-def test_what_breaks_afterwards_is_waited_for():
-  assert _waiting((100, 60), (170, 20)) == (
-    Stall(100, 170, 'repair'), Stall(170, 200, 'repair'),
-  )  # fmt: skip
-
-
-def test_no_repair_is_waited_for_after_the_end_of_the_run():
-  assert _waiting((100, 60), until_s=100.0) == ()
+def test_nobody_stands_after_the_end_of_the_run():
+  trace = _trace((100, 60), (995, 60))
+  assert failures.elastic(trace, 10.0, 150.0) == (LOST,)
+  assert failures.waiting(trace, 10.0, 100.0) == ()
 
 
 @pytest.mark.parametrize('rule', [failures.elastic, failures.waiting])

@@ -99,20 +99,6 @@ def test_streams_of_any_shape_follow_their_form():
       assert form.utilisation(needed) == pytest.approx(utilisation)
 
 
-@pytest.mark.parametrize(('bits', 'published'), [(16, 1.7), (4, 0.43)])
-def test_the_papers_figures_come_out_at_the_stated_assumption(bits, published):
-  """90 %, D = 2, per direction, an embedding of 24.5 % in one piece."""
-  gbit = MODEL_GBIT * traffic.one_way_share(2) * bits / 16
-  sizes = [gbit * share for share in fragment_shares(24, 0.245)]
-  form = Stream(sizes[0], sizes[1], 24, 1.0, 24, 2)
-  assert form.gbps(0.9) == pytest.approx(published, rel=0.02)
-
-
-def test_one_data_centre_needs_nothing():
-  form = Bursts(MODEL_GBIT * traffic.all_reduce_share(1), 1.0, 128)
-  assert form.gbps(0.99) == 0.0
-
-
 def test_fragments_hold_the_whole_model():
   shares = fragment_shares(24, 0.23)
   assert shares[0] == 0.23 and len(shares) == 24

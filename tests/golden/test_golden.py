@@ -6,17 +6,15 @@ runs; see README.md beside this file.
 """
 
 import hashlib
-import os
 import pathlib
 import re
-import subprocess
-import sys
 import tarfile
 
 import pytest
 
+from tests import commands
+
 HERE = pathlib.Path(__file__).parent
-REPOSITORY = HERE.parents[1]
 ENVIRONMENT = {
   'COLUMNS': '200',
   'JAX_PLATFORMS': 'cpu',
@@ -35,22 +33,13 @@ def unpack(name: str, folder: pathlib.Path) -> pathlib.Path:
   return folder / name
 
 
-def started(*words: str) -> subprocess.CompletedProcess:
-  return subprocess.run(
-    [sys.executable, '-m', 'diloco', *words],
-    cwd=REPOSITORY,
-    env={**os.environ, **ENVIRONMENT},
-    capture_output=True,
-    text=True,
-    timeout=500,
-  )
+def started(*words: str):
+  return commands.python('-m', 'diloco', *words, **ENVIRONMENT)
 
 
 def diloco(*words: str) -> str:
   """Returns the standard output of a command that must succeed."""
-  done = started(*words)
-  assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-  return done.stdout
+  return commands.output('-m', 'diloco', *words, **ENVIRONMENT)
 
 
 def test_the_timeline_has_every_round_and_the_death(tmp_path):
@@ -68,13 +57,6 @@ def test_a_report_is_written(name, tmp_path):
   assert len(text) > 10_000
   # The variants of a sweep are read, and so compared.
   assert ('outer.lr = 0.6 (n = 2)' in text) == (name == 'sweep')
-
-
-@pytest.mark.parametrize('name', ['run', 'lab'])
-def test_the_page_is_written(name, tmp_path):
-  page = tmp_path / 'page.html'
-  diloco('watch', str(unpack(name, tmp_path)), f'--write={page}')
-  assert 'learner' in page.read_text()
 
 
 def test_a_replay_says_that_its_rows_were_dealt_otherwise(tmp_path):

@@ -32,11 +32,13 @@ def _assert_same(found, expected):
 
 
 @pytest.mark.parametrize(
-  'fragments,overlap,blend', [(1, 0, 'replace'), (2, 0, 'replace')]
+  'fragments,overlap,blend',
+  [(1, 0, 'replace'), (2, 0, 'replace'), (2, 2, 'rebase')],
 )
 def test_one_learner_without_outer_momentum_is_plain_training(
   fragments, overlap, blend
 ):
+  """Also with an overlap, if its progress since the copy is kept."""
   config = toy_config(
     learners=1,
     fragments=fragments,
@@ -46,25 +48,9 @@ def test_one_learner_without_outer_momentum_is_plain_training(
     blend=blend,
   )
   config.outer.update(lr=1.0, momentum=0.0, anneal_fraction=0.0)
-  lock = Lockstep(config, 1, 0, lockstep.toy_model())
+  lock = Lockstep(config, 1, overlap, lockstep.toy_model())
   lock.run(24)
   assert len(lock.published) == 6 * fragments
-  _assert_same(lock.learners[0].params, _plain(lock, 0, 24))
-
-
-def test_rebased_the_overlap_costs_one_learner_nothing():
-  config = toy_config(
-    learners=1,
-    fragments=2,
-    sync_every_steps=4,
-    overlap_steps=2,
-    quorum=1,
-    blend='rebase',
-  )
-  config.outer.update(lr=1.0, momentum=0.0, anneal_fraction=0.0)
-  lock = Lockstep(config, 1, 2, lockstep.toy_model())
-  lock.run(24)
-  assert len(lock.published) == 12
   _assert_same(lock.learners[0].params, _plain(lock, 0, 24))
 
 

@@ -2,10 +2,7 @@
 """`python -m diloco.lab` as users start it, with a sweep of their own."""
 
 import fcntl
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -14,8 +11,8 @@ from diloco.lab.run import crc
 from diloco.metrics import recorded_run
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import making, sweep
+from tests.commands import output, python, refused
 
-ROOT = pathlib.Path(__file__).parents[2]
 EXPERIMENT = """
 from experiments import common
 
@@ -32,13 +29,7 @@ def sweep(add):
 
 
 def start(*argv):
-  return subprocess.run(
-    [sys.executable, '-m', 'diloco.lab', *map(str, argv)],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-    timeout=240,
-  )
+  return python('-m', 'diloco.lab', *argv)
 
 
 @pytest.mark.soak
@@ -86,18 +77,8 @@ def test_the_model_of_a_run_can_be_sampled(tmp_path):
   assert 'orbax' not in made.stderr
   parameters = read_parameters(Workdir(tmp_path / 'run').parameters)
   assert f'parameters {crc(parameters):08x}' in made.stdout
-  drawn = subprocess.run(
-    [
-      *(sys.executable, '-m', 'diloco.generate', '--length=5'),
-      *('--prompt=abc', f'--workdir={tmp_path / "run"}'),
-    ],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-    timeout=240,
-  )
-  assert drawn.returncode == 0, drawn.stderr
-  assert drawn.stdout.startswith('abc')
+  words = '--length=5', '--prompt=abc', f'--workdir={tmp_path / "run"}'
+  assert output('-m', 'diloco.generate', *words).startswith('abc')
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path):
@@ -105,17 +86,7 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path):
   config.write_text(EXPERIMENT)
   with (tmp_path / making.LOCK).open('a') as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
-    refused = start(
-      f'--config={config}', f'--workdir={tmp_path}', '--sweep', '--seeds=1'
-    )
-  assert refused.returncode == 78
-  assert f'{tmp_path}: another sweep is making runs there' in refused.stderr
+    flags = f'--config={config}', f'--workdir={tmp_path}', '--sweep'
+    [said] = refused('-m', 'diloco.lab', *flags, '--seeds=1')
+  assert f'{tmp_path}: another sweep is making runs there' in said
   assert not sweep.folder(tmp_path, 'int8', 0).exists()
-
-
-def test_a_configuration_without_a_sweep_is_refused(tmp_path):
-  done = start(
-    '--config=experiments/tests_tiny.py', f'--workdir={tmp_path}', '--sweep'
-  )
-  assert done.returncode == 78
-  assert 'experiments/tests_tiny.py: has no sweep(add)' in done.stderr

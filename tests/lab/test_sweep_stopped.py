@@ -3,8 +3,6 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -12,6 +10,7 @@ from diloco.lab import sweep_runner
 from diloco.sweeps import making, sweep
 from experiments import common
 from tests import waiting
+from tests.commands import python
 
 pytestmark = pytest.mark.beside
 
@@ -54,13 +53,7 @@ def work(_):
 
 flags._or_exit(work)([])
 """
-  done = subprocess.run(
-    [sys.executable, '-c', code],
-    cwd=ROOT,
-    capture_output=True,  # Which a child that is left would keep open.
-    text=True,
-    timeout=240,
-  )
+  done = python('-c', code)  # A child that is left would keep its output open.
   assert (done.returncode, done.stderr) == (130, 'stopped\n')
   waiting.until(
     lambda: not _lives(int(done.stdout)), 60, 'the end of the child'

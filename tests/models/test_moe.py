@@ -3,10 +3,6 @@
 
 import dataclasses
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +12,9 @@ import pytest
 from diloco.models import api, moe
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
+from tests.commands import ROOT, python
 from tests.models import dense_experts, sharded_experts
 
-ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = sharded_experts.CONFIG
 MESH = '2x2x2'
 E, D, F, K = 5, 6, 7, 2
@@ -124,19 +120,12 @@ def on_one():
 @pytest.fixture(scope='module')
 def on_mesh():
   """Returns what the script prints in a process with eight devices."""
-  env = {key: value for key, value in os.environ.items() if key != 'XLA_FLAGS'}
-  env |= {
-    'JAX_NUM_CPU_DEVICES': '8',
-    'JAX_PLATFORMS': 'cpu',
-    'PYTHONPATH': str(ROOT),
-  }
-  done = subprocess.run(
-    [sys.executable, sharded_experts.__file__, *MESH.split('x')],
-    env=env,
-    capture_output=True,
-    text=True,
-    timeout=480,
-    check=False,
+  done = python(
+    *(sharded_experts.__file__, *MESH.split('x')),
+    JAX_NUM_CPU_DEVICES='8',
+    JAX_PLATFORMS='cpu',
+    PYTHONPATH=str(ROOT),
+    XLA_FLAGS='',
   )
   assert done.returncode == 0, done.stderr
   return json.loads(done.stdout)[MESH] | {'stderr': done.stderr}

@@ -2,11 +2,8 @@
 """Training on four devices is training on one; and what is refused."""
 
 import json
-import os
 import pathlib
 import runpy
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -14,8 +11,8 @@ import pytest
 
 from diloco.models import api, sharding
 from diloco.models.decoder import make_decoder
+from tests.commands import ROOT, python
 
-ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = pathlib.Path(__file__).parent / 'sharded_training.py'
 # What LLVM makes of it is not looked at, and takes a minute.
 FLAG, LEVEL = 'xla_backend_optimization_level', 0
@@ -26,20 +23,13 @@ MESHES = {'4x1': (4, 1), '2x2': (2, 2)}
 def on_four():
   """Returns what the script prints in a process with four devices."""
   sizes = [str(size) for mesh in MESHES.values() for size in mesh]
-  env = os.environ | {
-    'JAX_ENABLE_COMPILATION_CACHE': 'false',  # The partitioner is to speak.
-    'JAX_NUM_CPU_DEVICES': '4',
-    'JAX_PLATFORMS': 'cpu',
-    'PYTHONPATH': str(ROOT),
-    'XLA_FLAGS': f'--{FLAG}={LEVEL}',
-  }
-  done = subprocess.run(
-    [sys.executable, SCRIPT, *sizes],
-    env=env,
-    capture_output=True,
-    text=True,
-    timeout=240,
-    check=False,
+  done = python(
+    *(SCRIPT, *sizes),
+    JAX_ENABLE_COMPILATION_CACHE='false',  # The partitioner is to speak.
+    JAX_NUM_CPU_DEVICES='4',
+    JAX_PLATFORMS='cpu',
+    PYTHONPATH=str(ROOT),
+    XLA_FLAGS=f'--{FLAG}={LEVEL}',
   )
   assert done.returncode == 0, done.stderr
   return json.loads(done.stdout) | {'stderr': done.stderr}

@@ -3,18 +3,15 @@
 
 import csv
 import json
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from diloco.pages import page, parts
 from diloco.pages.parts import Chart, Line, ReportPage
+from tests.commands import output
 from tests.pages import sample_report
 
-ROOT = pathlib.Path(__file__).parents[2]
 WITHOUT = """
 import pathlib, sys
 sys.modules['matplotlib'] = None  # Importing it raises ImportError.
@@ -35,9 +32,7 @@ def data_of(text: str) -> dict:
 def fixture_folder(tmp_path_factory):
   """Written without matplotlib: all charts are drawn by the page."""
   folder = tmp_path_factory.mktemp('report') / 'one'
-  subprocess.run(
-    [sys.executable, '-c', WITHOUT, folder], cwd=ROOT, check=True, timeout=240
-  )
+  output('-c', WITHOUT, folder)
   return folder
 
 

@@ -2,8 +2,6 @@
 """Real processes are killed; the simulator, told when, predicts goodput."""
 
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -12,6 +10,7 @@ from diloco.metrics.workdir import Workdir, learner_name
 from diloco.prediction import recorded, report
 from experiments import faults
 from launch.chaos.stage import LiveRun
+from tests.commands import output
 
 pytestmark = pytest.mark.alone
 
@@ -81,15 +80,8 @@ def test_a_chaos_run_and_its_simulation_agree_on_goodput(tmp_path):
 def test_a_soak_and_its_simulation_agree_on_goodput(tmp_path, seed):
   """Eight kills of all roles, two at once, some in a start-up."""
   root = tmp_path / 'run'
-  done = subprocess.run(
-    [
-      *(sys.executable, '-m', 'tests.chaos.soak', '--kills=8'),
-      *(f'--seed={seed}', f'--workdir={root}'),
-    ],
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 0, done.stdout + done.stderr
+  soak = '-m', 'tests.chaos.soak', '--kills=8', f'--seed={seed}'
+  output(*soak, f'--workdir={root}')
   measured, predicted = goodputs(root)
   assert abs(predicted - measured) <= POINTS, (measured, predicted)
 

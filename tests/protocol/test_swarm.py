@@ -4,8 +4,6 @@
 import hashlib
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ from diloco import swarm as diloco_swarm
 from diloco.simulator import invariants
 from diloco.simulator import swarm as simulator_swarm
 from diloco.simulator.scenario import BURDENED_FROM
+from tests.commands import output, python
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -90,20 +89,9 @@ def test_what_the_scenarios_had_is_counted():
   }
 
 
-def test_the_command_runs_seeds_without_jax():
-  code = (
-    'import sys, runpy\n'
-    'sys.argv = ["swarm", "--seeds=0:3", "--jobs=2"]\n'
-    'try:\n'
-    '  runpy.run_module("diloco.swarm", run_name="__main__")\n'
-    'finally:\n'
-    '  print("jax" in sys.modules)\n'
-  )
-  done = subprocess.run(
-    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
-  )
-  words = done.stdout.split()
-  assert '\n3 seeds, ' in done.stdout and words[-1] == 'False', done
+def test_the_command_runs_seeds():
+  said = output('-m', 'diloco.swarm', '--seeds=0:3', '--jobs=2')
+  assert '\n3 seeds, ' in said
 
 
 def test_a_failure_is_listed_at_the_end_and_is_the_exit_code():
@@ -116,9 +104,7 @@ def test_a_failure_is_listed_at_the_end_and_is_the_exit_code():
     '  len(seeds), 9, tuple((s, "planted") for s in seeds if s % 60 == 0))\n'
     'app.run(swarm.main, ["swarm", "--seeds=1:130"])\n'
   )
-  done = subprocess.run(
-    [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True
-  )
+  done = python('-c', code)
   assert done.returncode == 1, done
   lines = done.stdout.splitlines()
   assert [x for x in lines if x.startswith('FAILED')] == [

@@ -3,19 +3,17 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from diloco.metrics.files import MalformedFile
-from diloco.metrics.jsonl import CorruptLine, read_jsonl
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.incarnation import incarnation_of
 from diloco.protocol.syncer import events as syncer_events
 from diloco.replay import timeline
 from diloco.run import event_log
 from diloco.run.event_log import read_tapes
+from tests.commands import output, refused
 from tests.replay import taped
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -175,42 +173,10 @@ def test_a_malformed_line_is_named(workdir, change, message):
     read_tapes(workdir)
 
 
-def test_a_changed_digit_of_a_tape_is_noticed(tmp_path):
-  path = tmp_path / 'tape.jsonl'
-  lines = event_log.SealedLines(path)
-  lines.append(event_log.CeaseLogged(FIRST, step=1234, tokens=0))
-  lines.close()
-  [said] = read_jsonl(path)
-  assert said['step'] == 1234
-  path.write_text(path.read_text().replace('1234', '1235'))
-  with pytest.raises(CorruptLine, match='has the checksum'):
-    read_jsonl(path)
-
-
-def test_the_main_prints_without_jax(workdir):
-  code = (
-    'import sys, runpy; sys.argv = sys.argv[:1] + [sys.argv[1]]\n'
-    'try: runpy.run_module("diloco.tape", run_name="__main__")\n'
-    'finally: assert "jax" not in sys.modules'
-  )
-  done = subprocess.run(
-    [sys.executable, '-c', code, str(workdir.root)],
-    cwd=REPOSITORY,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 0, done.stderr
-  assert done.stdout == GOLDEN.read_text()
+def test_the_main_prints_the_timeline(workdir):
+  assert output('-m', 'diloco.tape', workdir.root) == GOLDEN.read_text()
 
 
 def test_the_main_says_what_is_wrong(tmp_path):
-  done = subprocess.run(
-    [sys.executable, '-m', 'diloco.tape', str(tmp_path)],
-    cwd=REPOSITORY,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
-  assert done.returncode == 78
-  assert done.stderr == f'error: no event log at {tmp_path}/tape.jsonl\n'
+  [said] = refused('-m', 'diloco.tape', tmp_path)
+  assert said == f'error: no event log at {tmp_path}/tape.jsonl'

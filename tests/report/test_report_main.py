@@ -2,36 +2,17 @@
 """`python -m diloco.report`, in processes of its own as users start it."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
+from tests.commands import ROOT, python
 from tests.prediction import recorded
 
-ROOT = pathlib.Path(__file__).parents[2]
 SWEEP = ROOT / 'tests' / 'watch' / 'tiny_sweep'
-WHAT_IS_LOADED = """
-import sys
-from diloco.config import flags
-from diloco.report import __main__ as report
-try:
-  flags.run_of_runs(report.main, most=report.RUNS_MAX)
-finally:
-  print([m for m in ('jax', 'flax', 'optax', 'grain', 'grpc', 'orbax')
-         if m in sys.modules], file=sys.stderr)
-"""
 
 
 def start(*argv):
-  return subprocess.run(
-    [sys.executable, '-c', WHAT_IS_LOADED, *map(str, argv)],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-    timeout=240,
-  )
+  return python('-m', 'diloco.report', *argv)
 
 
 @pytest.fixture(scope='module', name='outdir')
@@ -64,10 +45,6 @@ def test_the_json_is_one_of_the_same_parts(done, outdir):
     ('chart', 'sweep-gap-0'), ('intervals', 'sweep-differences-0'),
     ('timeline', 'timeline'), ('table', 'sweep'),
   }  # fmt: skip
-
-
-def test_nothing_of_jax_is_loaded(done):
-  assert done.stderr.splitlines()[-1] == '[]'
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plain installation is enough for the processes of a run."""
 
-import subprocess
-import sys
-
-from tests.repository.tree import ROOT
+from tests.commands import python
 
 # Import names of what only extras of setup.py install.
 EXTRAS = (
@@ -67,13 +64,7 @@ MODULES = (
 
 def _failure(*modules: str) -> str:
   """Returns why a process that imports them without the extras fails."""
-  done = subprocess.run(
-    [sys.executable, '-c', BLOCKED, *modules],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  done = python('-c', BLOCKED, *modules)
   return done.stderr if done.returncode else ''
 
 

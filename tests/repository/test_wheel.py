@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wheel has everything, and its commands work without a checkout."""
 
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import sysconfig
 import zipfile
 
 import pytest
 
+from tests.commands import output
 from tests.repository import tree
 
 pytest.importorskip('setuptools', '77')  # A wheel is built without a network.
@@ -41,17 +39,12 @@ def build(folder: pathlib.Path, **env: str) -> pathlib.Path:
     if not name.startswith(('tests/', 'docs/', 'colab/')):
       (folder / 'source' / name).parent.mkdir(parents=True, exist_ok=True)
       shutil.copy(tree.ROOT / name, folder / 'source' / name)
-  done = subprocess.run(
-    [
-      *(sys.executable, '-m', 'pip', 'wheel', '--quiet', '--no-deps'),
-      *('--no-build-isolation', '--no-index', f'--wheel-dir={folder}', '.'),
-    ],
+  output(
+    *('-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation'),
+    *('--no-index', f'--wheel-dir={folder}', '.'),
     cwd=folder / 'source',
-    env=os.environ | env,
-    capture_output=True,
-    text=True,
+    **env,
   )
-  assert done.returncode == 0, done.stderr
   (built,) = folder.glob('*.whl')
   return built
 
@@ -67,15 +60,8 @@ def installed(wheel) -> pathlib.Path:
 
 def call(installed, folder, *argv):
   """Calls `diloco`, with the wheel alone before the dependencies."""
-  done = subprocess.run(
-    [sys.executable, '-m', 'diloco', *argv],
-    cwd=folder,
-    env=os.environ | {'PYTHONPATH': str(installed), 'JAX_PLATFORMS': 'cpu'},
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 0, done.stderr
-  return done.stdout
+  alone = {'PYTHONPATH': str(installed), 'JAX_PLATFORMS': 'cpu'}
+  return output('-m', 'diloco', *argv, cwd=folder, **alone)
 
 
 def test_the_wheel_has_everything_and_one_package(wheel):
@@ -103,14 +89,8 @@ def test_the_wheel_has_compiled_code_where_there_is_a_compiler(wheel, tmp_path):
 def test_commands_start_outside_of_a_checkout(installed, tmp_path):
   (tmp_path / 'launch.py').touch()  # A user's own does not get in the way.
   where = 'import diloco; print(diloco.__file__)'
-  done = subprocess.run(
-    [sys.executable, '-c', where],
-    cwd=tmp_path,
-    env=os.environ | {'PYTHONPATH': str(installed)},
-    capture_output=True,
-    text=True,
-  )
-  assert done.stdout.startswith(str(installed))
+  found = output('-c', where, cwd=tmp_path, PYTHONPATH=str(installed))
+  assert found.startswith(str(installed))
   assert '  train ' in call(installed, tmp_path, '--help')
   listed = call(installed, tmp_path, 'config', 'protocol')
   assert 'protocol.total_steps' in listed

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learners that come for half of the work: times, bootstraps, departures."""
 
-import re
-
 import pytest
 
 from diloco.config import simulation
@@ -56,13 +54,3 @@ def test_a_slow_link_costs_time_but_stops_nobody():
   slow = rows_of(report_of(gbps=2.0, steps=100, extra=(4,)))[100]
   assert 0.77 < slow['relative time'] <= 1.01
   assert slow['closed form'] == 0.75
-
-
-def test_progress_names_every_run():
-  said = []
-  report_of(said=said, steps=20, extra=(1,))
-  assert [re.sub(r', about [0-9:]+ left', '', each) for each in said] == [
-    '0/2  0 extra learners, seed 0',
-    '1/2  1 extra learners, seed 0',
-  ]
-  assert said[1] != '1/2  1 extra learners, seed 0', 'no time left'

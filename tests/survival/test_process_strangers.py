@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ports between the hosts of a learner: their addresses and their peers."""
 
-import ipaddress
 import os
 import pathlib
 import signal
@@ -16,44 +15,18 @@ from diloco.learner.hosts import process_group
 from diloco.run import bind_policy
 from diloco.transport.auth import Access
 from diloco.transport.sockets import free_port
+from tests.commands import listening
 from tests.learner.groups import Group
 from tests.processes.processes import ENDLESS, START_S, Processes
+from tests.survival.survival import BOWL
 
 pytestmark = pytest.mark.beside
 
-ON_TWO = (*ENDLESS, 'mesh.fsdp=2', 'run.step_floor_s=0.05')
+ON_TWO = (*BOWL, *ENDLESS, 'mesh.fsdp=2', 'run.step_floor_s=0.05')
 STRANGER = pathlib.Path(__file__).parent / 'stranger.py'
 SECRET = {GROUP_SECRET: 'of this start'}
-LISTENS = '0A'  # The state in /proc/net/tcp.
 
 
-def listening(pid: int) -> list[str]:
-  """The addresses at which a process listens by TCP, such as '127.0.0.1:80'."""
-  folder = pathlib.Path(f'/proc/{pid}')
-  inodes = set()
-  for each in (folder / 'fd').iterdir():
-    try:
-      target = str(each.readlink())
-    except OSError:
-      continue  # Closed meanwhile.
-    inodes.add(target.removeprefix('socket:[').removesuffix(']'))
-  found = []
-  for table in ('tcp', 'tcp6'):
-    for line in (folder / 'net' / table).read_text().splitlines()[1:]:
-      _, local, _, state, *rest = line.split()
-      if state != LISTENS or rest[5] not in inodes:
-        continue
-      host, _, port = local.partition(':')
-      raw = b''.join(
-        bytes.fromhex(host[i : i + 8])[::-1] for i in range(0, len(host), 8)
-      )
-      address = ipaddress.ip_address(raw)
-      mapped = getattr(address, 'ipv4_mapped', None) or address
-      found.append(f'{mapped}:{int(port, 16)}')
-  return sorted(found)
-
-
-@pytest.mark.skipif(not os.path.exists('/proc/net/tcp'), reason='Linux only')
 def test_hosts_listen_at_the_address_that_they_were_given(tmp_path):
   """Ports are those of gRPC, of the learner itself and of JAX."""
   with Processes(tmp_path, *ON_TWO, 'transport.data_plane=grpc') as processes:

@@ -2,9 +2,6 @@
 """`python -m launch.local --sweep`: what it refuses before a run begins."""
 
 import dataclasses
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -13,10 +10,10 @@ from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import sweep
 from experiments import tests_tiny
+from tests import commands
 
 pytestmark = pytest.mark.beside
 
-ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = '--config=experiments/tests_tiny.py'
 VALUES = '--sweep=outer.lr=0.3,0.6'
 EXPERIMENT = """
@@ -32,16 +29,7 @@ def sweep(add):
 
 def refused(*argv) -> list[str]:
   """Returns the lines that say what is wrong."""
-  done = subprocess.run(
-    [sys.executable, '-m', 'launch.local', *map(str, argv)],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=240,
-  )
-  assert done.returncode == 78, done.stderr
-  assert done.stdout == ''
-  return done.stderr.splitlines()
+  return commands.refused('-m', 'launch.local', *argv)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +110,4 @@ def test_what_stands_in_the_way_is_named_for_all_runs_at_once(tmp_path):
 
 def test_a_single_run_imports_no_scipy():
   code = 'import sys, launch.local; print("scipy" in sys.modules)'
-  done = subprocess.run(
-    [sys.executable, '-c', code],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  assert done.stdout == 'False\n'
+  assert commands.output('-c', code) == 'False\n'

@@ -13,7 +13,8 @@ import pytest
 
 from diloco.pages import page as page_lib
 from diloco.watch.folders import FollowedFolders
-from tests.processes.processes import ENDLESS, REPOSITORY, START_S, Processes
+from tests.commands import output
+from tests.processes.processes import ENDLESS, START_S, Processes
 from tests.waiting import until
 from tests.watch.chromium import WHY_NOT, Chromium
 
@@ -119,15 +120,8 @@ def test_a_run_with_a_kill(tmp_path):
 def test_a_run_of_the_lab(tmp_path):
   (tmp_path / 'browser').mkdir()
   run = tmp_path / 'run'
-  subprocess.run(
-    [
-      *(sys.executable, '-m', 'diloco.lab'),
-      *('--config=experiments/tests_tiny.py', f'--workdir={run}'),
-    ],
-    cwd=REPOSITORY,
-    check=True,
-    capture_output=True,
-  )
+  config = '--config=experiments/tests_tiny.py'
+  output('-m', 'diloco.lab', config, f'--workdir={run}')
   with Chromium(tmp_path / 'browser') as browser:
     played(browser, run, tmp_path / 'page.html', 'finished')
     tiles = browser.of("document.getElementById('tiles').innerText")
@@ -151,11 +145,7 @@ def played(
   browser: Chromium, run: pathlib.Path, page: pathlib.Path, state: str
 ):
   """The page as one file plays the timeline of a run that has ended so."""
-  subprocess.run(
-    [sys.executable, '-m', 'diloco.watch', str(run), f'--write={page}'],
-    cwd=REPOSITORY,
-    check=True,
-  )
+  output('-m', 'diloco.watch', run, f'--write={page}')
   browser.errors.clear()
   browser.asked.clear()
   browser.ask('Page.navigate', url=page.as_uri())

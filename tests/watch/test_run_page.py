@@ -3,9 +3,7 @@
 
 import dataclasses
 import json
-import pathlib
 import shutil
-import tarfile
 
 import pytest
 
@@ -15,10 +13,10 @@ from diloco.metrics.workdir import EVALUATOR
 from diloco.pages.parts import Chart, Prose, Table
 from diloco.watch import run_page
 from diloco.watch.folders import FollowedFolders
+from tests.golden.test_golden import unpack
 from tests.prediction import recorded
 from tests.watch.test_followed_run import AWAY, UNTIL_S, followed, told
 
-GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'run.tar.gz'
 EVALUATION = status.Evaluation(2_000, 5.5, 1.5, 2.0, None, 7.9, 2.16)
 
 
@@ -30,10 +28,7 @@ def fixture_workdir(tmp_path):
 @pytest.fixture(scope='module', name='golden')
 def fixture_golden(tmp_path_factory):
   """A real run of two learners, one of which was killed."""
-  folder = tmp_path_factory.mktemp('golden')
-  with tarfile.open(GOLDEN) as file:
-    file.extractall(folder, filter='data')
-  return folder / 'run'
+  return unpack('run', tmp_path_factory.mktemp('golden'))
 
 
 def page_of(*folders):
