@@ -35,9 +35,9 @@ class LocalDelta:
     programs: copy and blend fragments.
     blend: a key of `protocol.config.BLENDS`.
     bases: Θ_p by fragment.
-    params: the current θ, path -> array. With 'interpolate' an offer counts
-      from it until an update comes: a checkpoint does not say what θ was set
-      to.
+    params: the current θ, path -> array; None: it will be set to the bases.
+      With 'interpolate' an offer counts from it until an update comes: a
+      checkpoint does not say what θ was set to.
 
   Attributes:
     bases: Θ_p as last taken in, by fragment.
@@ -48,14 +48,14 @@ class LocalDelta:
     programs: LearnerPrograms,
     blend: str,
     bases: Mapping[int, Arrays],
-    params: Mapping[str, jax.Array],
+    params: Mapping[str, jax.Array] | None,
   ):
     self._programs = programs
     self._blending = BLENDS[blend]
     self.bases = dict(bases)
     # Only where it differs from the base.
     self._references: dict[int, Copy] = {}
-    if self._blending.interpolates:
+    if self._blending.interpolates and params is not None:
       self._references = {p: programs.snapshot(p, params) for p in bases}
     self._copies: dict[int, dict[int, Copy]] = {}  # By fragment and handle.
 

@@ -17,6 +17,7 @@ import numpy as np
 from diloco.numerics import payload
 from diloco.numerics.codec import Codec
 from diloco.numerics.outer import add
+from diloco.protocol import messages
 from diloco.run.payload_parts import SliceMap
 from diloco.run.spec import RunSpec
 
@@ -76,6 +77,17 @@ class Replica:
   def crcs(self) -> tuple[int, ...]:
     """Returns the CRC of every whole fragment's bytes."""
     return tuple(held.crc for held in self._held)
+
+  @classmethod
+  def empty(cls, run_spec: RunSpec, *of_host) -> 'Replica':
+    """Returns the copy of a process that holds nothing yet."""
+    nothing = FragmentReplica(0, {}, messages.NO_BYTES)
+    return cls(run_spec, [nothing] * len(run_spec.layout.fragments), *of_host)
+
+  def begin(self, held: Sequence[FragmentReplica]):
+    """Takes the initial Θ, unless a donor's is here already."""
+    if self._held[0].crc == messages.NO_BYTES:
+      self._held = list(held)
 
   def take_over(self, held: Sequence[FragmentReplica]):
     """Takes a donor's copy, which needs no more verification."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Restores what a learner's process starts from: a checkpoint, or its seed."""
+"""Restores what a learner's process starts from: a checkpoint, or nothing."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,8 +26,9 @@ class RestoredState:
   """A process's state at the first boundary.
 
   Attributes:
-    params: θ, on the devices.
-    inner_state: state of the inner optimizer, on the devices.
+    params: θ, on the devices; zeros if there is no checkpoint.
+    inner_state: state of the inner optimizer, on the devices; None if there is
+      no checkpoint: until a peer's is adopted, a fresh one made, or Θ drawn.
     host: the host's copy of Θ, which holds the bases of θ.
     start: what the machine knows of this state.
     source: origin of the state, for the event log.
@@ -50,10 +51,13 @@ def restore(
   records: LearnerRecords,
   step: int | None = None,
 ) -> RestoredState:
-  """Restores this host's part of a checkpoint, or of the seed.
+  """Restores this host's part of a checkpoint.
+
+  Without one the process holds nothing: whether the run has a state to give it,
+  or it draws the initial one, is known only from the syncer.
 
   Args:
-    step: step of the checkpoint that all hosts restore, `NONE` for the seed;
+    step: step of the checkpoint that all hosts restore, `NONE` for none;
       None: the newest complete one, as a learner's only host may.
 
   Raises:
@@ -76,11 +80,10 @@ def restore(
   if saved is None and step not in (None, NONE):
     raise CheckpointGone(f'the checkpoint of step {step} can not be read')
   if saved is None:
-    params, state = programs.draw()
-    held = _first_replicas(run_spec, programs, params)
-    host = Replica(run_spec, held, slice_map, slices.host)
-    start = Start.from_seed(host.crcs())
-    return RestoredState(params, state, host, start, SEED)
+    host = Replica.empty(run_spec, slice_map, slices.host)
+    params = programs.zeros(programs.params_like)
+    start = Start.empty(len(run_spec.layout.fragments))
+    return RestoredState(params, None, host, start, SEED)
   progress, arrays = saved.meta['progress'], saved.arrays
   logging.info('goes on from %s', saved.path)
   held = [
@@ -101,7 +104,7 @@ def restore(
   )
 
 
-def _first_replicas(
+def initial_replicas(
   run_spec: RunSpec, programs: LearnerPrograms, params: Params
 ) -> list[FragmentReplica]:
   """Returns what this host needs of Θ at version 0, of which `params` are.

@@ -238,6 +238,9 @@ class TrainLoop:
       case learner_events.Adopt():
         inner_state, self._source = self._client.take_adopted()
         self._do(host_messages.AdoptState(), inner_state)
+      case learner_events.Draw():
+        self._do(host_messages.DrawTheta())
+        self._client.handle(learner_events.Drawn(self._state.host.crcs()))
       case learner_events.Reset():
         self._do(host_messages.ResetState())
         self._source = SEED

@@ -18,7 +18,7 @@ from diloco.data import pipeline
 from diloco.learner.local_delta import LocalDelta
 from diloco.learner.programs import LearnerPrograms, Params
 from diloco.learner.replica import ArrivedFragment
-from diloco.learner.restore import RestoredState
+from diloco.learner.restore import RestoredState, initial_replicas
 from diloco.protocol import host_messages
 from diloco.run.spec import RunSpec
 
@@ -35,6 +35,7 @@ class TrainState:
   Attributes:
     params: θ, on the devices.
     inner_state: the inner optimizer's state, on the devices.
+    host: the host's copy of Θ.
     held: Θ_p as last taken in, by fragment.
     own: what of θ is the learner's own.
     holder: keeps a boundary readable while steps go on.
@@ -57,12 +58,13 @@ class TrainState:
     self._rows = 0  # Taken of the data shard.
     self._batch = run_spec.config.data.batch
     self.params, self.inner_state = restored.params, restored.inner_state
-    self.held = restored.host.held()
+    self.host = restored.host
+    self.held = self.host.held()
     self.own = LocalDelta(
       programs,
       run_spec.config.protocol.blend,
       {p: replica.theta for p, replica in enumerate(self.held)},
-      self.params,
+      None if restored.inner_state is None else self.params,
     )
     self.holder = DoubleBuffer(programs)
 
@@ -90,6 +92,8 @@ class TrainState:
         return self.holder.hold_state(self.inner_state)
       case host_messages.AdoptState():
         self.inner_state = self._programs.put_state(argument)
+      case host_messages.DrawTheta():
+        self._draw()
       case host_messages.ResetState():
         self.inner_state = self._programs.fresh_state(self.params)
       case host_messages.BeginAt():
@@ -133,6 +137,13 @@ class TrainState:
       self.params, self.inner_state, placed, order.lr, draw
     )
     return metrics
+
+  def _draw(self):
+    self.params = self.inner_state = None  # Their memory is needed.
+    self.params, self.inner_state = self._programs.draw()
+    self.held = initial_replicas(self._run_spec, self._programs, self.params)
+    self.own.bases.update((p, x.theta) for p, x in enumerate(self.held))
+    self.host.begin(self.held)
 
   def _apply(self, order: host_messages.ApplyFragment, new: ArrivedFragment):
     """Blends in Θ_p; before the first step there is nothing to blend."""

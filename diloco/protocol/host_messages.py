@@ -52,6 +52,10 @@ class ApplyFragment(FromLeadingHost):
   keep: tuple[int, ...]
 
 
+class DrawTheta(FromLeadingHost):
+  """Draw the initial Θ, with a fresh inner state."""
+
+
 class ResetState(FromLeadingHost):
   """Reset the inner optimizer state to its initial value."""
 

@@ -13,6 +13,7 @@ from diloco.protocol.values import Value, field_names
 PROTOCOL_VERSION = 6
 # A peer may have written it; it goes in the event log.
 REASON_CHARS_MAX = 1000
+NO_BYTES = -1  # In place of a CRC: the process holds no bytes of Θ_p yet.
 
 
 def brief(text: str) -> str:
@@ -72,7 +73,7 @@ class Hello(Opening):
   """The first message of a session."""
 
   versions: tuple[int, ...]  # What the learner holds, per fragment.
-  crcs: tuple[int, ...]  # CRCs of the bytes of those fragments.
+  crcs: tuple[int, ...]  # CRCs of the bytes of those fragments, or `NO_BYTES`.
   began: bool  # This process has trained already: no bootstrap is needed.
   # Where the syncer pulls this learner's offers, by part.
   addresses: tuple[str, ...]

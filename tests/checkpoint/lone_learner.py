@@ -12,6 +12,7 @@ from diloco.config import run_config
 from diloco.learner import restore
 from diloco.learner.programs import LearnerPrograms
 from diloco.learner.train_loop import TrainLoop
+from diloco.protocol import host_messages
 from diloco.protocol.learner import state as learner_state
 from diloco.protocol.learner.machine import Learner
 from diloco.run.spec import RunSpec, make_run_spec
@@ -84,6 +85,7 @@ class LoneLearner:
       Nowhere(),
       notice_s=1.0,
     )
+    self.loop._state.perform(host_messages.DrawTheta())
     self.loop._training = True
     rows = run_spec.config.data.batch, run_spec.config.data.seq_len + 1
     self.batch = {'tokens': np.zeros(rows, np.int32)}

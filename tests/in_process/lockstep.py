@@ -158,6 +158,8 @@ class _LockstepLearner:
     match effect:
       case learner_events.Send():
         self._lockstep.tell_syncer(self, effect.message)
+      case learner_events.Draw():
+        self._draw()
       case learner_events.Snapshot():
         self._offer(effect)
       case learner_events.FetchUpdates():
@@ -205,6 +207,14 @@ class _LockstepLearner:
         found,
       ),
     )
+
+  def _draw(self):
+    run_spec, programs = self._lockstep.run_spec, self._programs
+    self.params, self.inner_state = programs.draw()
+    held = restore.initial_replicas(run_spec, programs, self.params)
+    self.host.begin(held)
+    self._own.bases.update((p, x.theta) for p, x in enumerate(held))
+    self.handle(learner_events.Drawn(self.host.crcs()))
 
   def _fetch(self, update: messages.Update):
     p, version = update.fragment, update.version

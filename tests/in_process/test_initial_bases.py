@@ -10,8 +10,9 @@ from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner import restore
 from diloco.learner.programs import LearnerPrograms
-from diloco.learner.train_state import DoubleBuffer
+from diloco.learner.train_state import DoubleBuffer, TrainState
 from diloco.numerics import payload
+from diloco.protocol import host_messages
 from diloco.run.spec import make_run_spec
 from experiments import tests_tiny
 
@@ -26,7 +27,9 @@ def test_steps_leave_the_first_bases_as_they_were(tmp_path):
   records = LearnerRecords(tmp_path, 0, run_spec.fingerprints, 1, say=print)
   restored = restore.restore(run_spec, programs, records)
   holder = DoubleBuffer(programs)
-  params, state = restored.params, restored.inner_state
+  learner = TrainState(run_spec, 0, programs, restored, records)
+  learner.perform(host_messages.DrawTheta())
+  params, state = learner.params, learner.inner_state
   batches = pipeline.batches(run_spec.dataset(0), 0, run_spec.config.data.batch)
   for step in range(STEPS):
     placed = programs.put_batch(next(batches))

@@ -91,6 +91,8 @@ def of_learner(effect: learner_events.Effect) -> str:
       return f'fetch the state of learner {effect.state.donor}'
     case learner_events.Adopt():
       return 'adopt the inner state'
+    case learner_events.Draw():
+      return 'draw the initial Θ'
     case learner_events.Reset():
       return 'reset the inner state'
     case learner_events.Apply():

@@ -263,10 +263,17 @@ class LearnerStage:
   """One learner machine, id 0; the author plays the syncer."""
 
   def __init__(
-    self, saved_at=None, saved_versions=(), bootstrap='peer', **options
+    self,
+    saved_at=None,
+    saved_versions=(),
+    bootstrap='peer',
+    empty=False,
+    **options,
   ):
     self._config = config_of(options)
     start = self._start(saved_at, saved_versions)
+    if empty:
+      start = Start.empty(self._config.fragments)
     self.machine = Learner(self._config, RUN, 0, FINGERPRINTS, start, bootstrap)
     self._now = 0.0
     self._handle = 0
@@ -396,6 +403,12 @@ class LearnerStage:
   def _state_fails(self, donor, versions, step=10):
     state = messages.StateAt(donor, 1, self._state_offered(versions, step))
     yield learner_events.StateFailed(state, 'timed out')
+
+  def _drawn(self, other=()):
+    """`other`: fragments whose drawn bytes are not the syncer's."""
+    fragments = range(self._config.fragments)
+    crcs = tuple(crc_of(p, 0) + (p in other) for p in fragments)
+    yield learner_events.Drawn(crcs)
 
   def _no_state(self):
     yield self._heard(messages.NoState('no live peer is left'))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A learner's way into a run, and the state it gives to a newcomer.
 
-A process starts from its seed or its own checkpoint. If the run has gone on
+A process starts from its own checkpoint or with nothing. If the run has gone on
 without it, a live peer gives it a copy of Θ and of its inner optimizer state;
 without such a peer it continues from its own. Whatever is newer comes from the
-syncer.
+syncer. Only where no round has closed yet does it draw the initial Θ itself.
 """
 
 import dataclasses
@@ -41,6 +41,11 @@ class Start(Value):
   def from_seed(cls, crcs: tuple[int, ...]) -> 'Start':
     zeros = (0,) * len(crcs)
     return cls('the seed', crcs, zeros, zeros, zeros)
+
+  @classmethod
+  def empty(cls, fragments: int) -> 'Start':
+    """Returns the start of a process that holds nothing, and has not drawn."""
+    return cls.from_seed((messages.NO_BYTES,) * fragments)
 
   def counting_anew(self) -> 'Start':
     """Returns a copy that counts progress on every fragment from here on.
@@ -141,7 +146,10 @@ def on_welcome(core: Core, welcome: messages.Welcome):
       coming=fragment.host,
       announced=announced,
       at_syncer=(announced, welcome.crcs[p]),
-      unlike=welcome.clean or welcome.crcs[p] != fragment.crc,
+      # A CRC that no process knew is the learner's own, as its hello said it.
+      unlike=welcome.clean
+      or welcome.crcs[p] != fragment.crc
+      or fragment.crc == messages.NO_BYTES,
       needed=announced,
       received=0,
       # An update that said more was lost with the syncer's ledger.
@@ -156,6 +164,12 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     _want_newer(core)
     return
   core.set(rows=max(state.rows, welcome.rows), clean=welcome.clean)
+  if state.drawing:
+    return  # `Drawn` goes on from here.
+  if _is_empty(core) and not any(welcome.versions) and not welcome.clean:
+    core.set(drawing=True)
+    core.effects.append(learner_events.Draw())
+    return
   # A peer's state is newer than one that the run has left behind.
   behind = any(f.unlike for f in core.state.fragments) and not state.settled
   if behind and welcome.live and core.bootstrap != CHECKPOINT:
@@ -165,6 +179,30 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     _read_stored(core)
   else:
     go_on_alone(core)
+
+
+def _is_empty(core: Core) -> bool:
+  """Returns True if the process has no state at all, not even a drawn one."""
+  return not core.state.settled and all(
+    f.crc == messages.NO_BYTES for f in core.state.fragments
+  )
+
+
+def on_drawn(core: Core, event: learner_events.Drawn):
+  """Begins from the initial Θ, or on devices that draw other bits from the
+  syncer's.
+  """
+  core.set(drawing=False)
+  if core.state.settled:
+    return  # A donor's state, requested in an earlier session, came meanwhile.
+  for p, crc in enumerate(event.crcs):
+    fragment = core.state.fragments[p]
+    unknown = fragment.at_syncer == (0, messages.NO_BYTES)
+    unlike = not unknown and fragment.told_otherwise(0, crc)
+    core.set_fragment(p, crc=crc, unlike=unlike)
+  _settle(core, core.state.source)
+  if core.state.connected:
+    _want_newer(core)
 
 
 def _read_stored(core: Core):
@@ -180,10 +218,14 @@ def on_nothing_stored(core: Core, event: learner_events.NothingStored):
 
 def go_on_alone(core: Core):
   """Continues from its own state and the syncer's Θ, without a donor."""
+  if core.state.drawing:
+    return
   if not core.state.settled:
+    has_state = not (core.state.clean or _is_empty(core))
     _settle(core, core.state.source)
     if core.state.clean:
       core.set(source='nothing, after a quarantine')
+    if not has_state:
       core.effects.append(learner_events.Reset())
   _want_newer(core)
 

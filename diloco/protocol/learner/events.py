@@ -98,6 +98,12 @@ class StateFailed(Event):
   reason: str
 
 
+class Drawn(Event):
+  """θ and the host's copy of Θ are the run's initial parameters."""
+
+  crcs: tuple[int, ...]  # By fragment.
+
+
 class Stop(Event):
   """The process must stop: leave in good order, within the notice time."""
 
@@ -174,8 +180,12 @@ class Adopt(Effect):
   """Boundary: make the fetched inner state this learner's own."""
 
 
+class Draw(Effect):
+  """Boundary: draw the initial Θ, with a fresh inner state; say `Drawn`."""
+
+
 class Reset(Effect):
-  """Boundary: reset the inner state, which is not to be trusted."""
+  """Boundary: make the inner state a fresh one; there is none to be trusted."""
 
 
 class Apply(Effect):

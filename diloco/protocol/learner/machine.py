@@ -73,6 +73,8 @@ class Learner:
         updates.on_fetch_failed(self._core, event)
       case learner_events.StateFetched():
         learner_bootstrap.on_state_fetched(self._core, event)
+      case learner_events.Drawn():
+        learner_bootstrap.on_drawn(self._core, event)
       case learner_events.NothingStored():
         learner_bootstrap.on_nothing_stored(self._core, event)
       case learner_events.StateFailed():
@@ -179,8 +181,12 @@ class Learner:
         fragment = self._core.state.fragments[p]
         self._core.send(messages.FragmentHeld(p, fragment.host, fragment.crc))
       case messages.DonateFragment(fragment=p):
-        held = self._core.state.fragments[p].host
-        self._core.effects.append(learner_events.DonateFragment(p, held))
+        held = self._core.state.fragments[p]
+        if held.crc == messages.NO_BYTES:
+          self._core.send(messages.NoFragment(p, 'nothing is here yet'))
+        else:
+          donate = learner_events.DonateFragment(p, held.host)
+          self._core.effects.append(donate)
       case messages.Update():
         updates.on_update(self._core, message)
       case messages.Skipped():

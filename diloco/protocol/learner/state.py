@@ -242,6 +242,7 @@ class LearnerState(Value):
   source: str = 'the seed'  # Origin of the inner state, for humans.
   settled: bool = False  # The origin of the inner state is decided.
   seeking: bool = False  # A peer is being asked for it.
+  drawing: bool = False  # The initial Θ is being drawn.
   fetching: messages.StateAt | None = None  # What a peer has offered.
   clean: bool = False  # The inner state must not be the process's own.
   began: bool = False  # Bootstrap is complete; it trains.
