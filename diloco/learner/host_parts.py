@@ -45,21 +45,25 @@ def to_host(tree: Any) -> Parts:
 
 
 def place(parts: Parts, likes: Any) -> Any:
-  """Returns the tree `likes` with the values in it, where its leaves lie."""
+  """Returns the tree `likes` with the values in it, where its leaves lie.
 
-  def placed(name: str, like) -> jax.Array:
+  Args:
+    parts: emptied, so that each leaf is on the host or in its place, not both.
+  """
+
+  def placed(held: list, like) -> jax.Array:
     if like.sharding.is_fully_addressable:
-      [(_, whole)] = parts[name]
+      [(_, whole)] = held
       return jax.device_put(whole, like.sharding)
     return jax.make_array_from_callback(
       like.shape,
       like.sharding,
-      lambda index: boxes.read(
-        parts[name], boxes.at(index, like.shape), like.dtype
-      ),
+      lambda index: boxes.read(held, boxes.at(index, like.shape), like.dtype),
     )
 
-  leaves = [placed(name, like) for name, like in named(likes).items()]
+  leaves = [
+    placed(parts.pop(name), like) for name, like in named(likes).items()
+  ]
   return jax.tree.structure(likes).unflatten(leaves)
 
 

@@ -138,7 +138,7 @@ class StepPrograms:
 
     Args:
       state: as `host_parts.to_host` gives it, to each process its own
-        part.
+        part; emptied.
     """
     return host_parts.place(state, self.state_like)
 

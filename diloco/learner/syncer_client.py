@@ -236,18 +236,16 @@ class SyncerClient:
       order: what the other hosts were told.
       step: own step at the boundary.
       held: Θ at the boundary, by fragment.
-      state: a `HeldState`, released once its bytes are taken.
+      state: a `HeldState`, released when the donation ends.
     """
     session = self._decided_in
 
     def job():
       gone = session is None or session is not self._session
-      try:
-        if gone and self._hosts.count == 1:
-          return  # The syncer it was meant for is gone.
-        offered = self._transfer.donate(order, step, held, state.inner_state)
-      finally:
+      if gone and self._hosts.count == 1:
         state.release()
+        return  # The syncer it was meant for is gone.
+      offered = self._transfer.donate(order, step, held, state)
       if session is None or session is not self._session:
         self._transfer.end_donations((order.learner, order.incarnation))
       elif offered is not None:

@@ -97,6 +97,7 @@ class TrainState:
       case host_messages.ResetState():
         self.inner_state = self._programs.fresh_state(self.params)
       case host_messages.BeginAt():
+        self.holder.begin()
         threads = self._run_spec.config.data.threads
         self._batches = pipeline.batches(
           self._dataset,
@@ -139,7 +140,8 @@ class TrainState:
     return metrics
 
   def _draw(self):
-    self.params = self.inner_state = None  # Their memory is needed.
+    for zeros in self.params.values():
+      zeros.delete()  # Who started this process may still refer to them.
     self.params, self.inner_state = self._programs.draw()
     self.held = initial_replicas(self._run_spec, self._programs, self.params)
     self.own.bases.update((p, x.theta) for p, x in enumerate(self.held))
@@ -165,11 +167,12 @@ class TrainState:
 # to a newcomer, is read by other threads, for as long as a disk or a peer
 # takes.
 #
-# On CPU devices there is a second set of buffers, touched before training
-# begins. The step after a boundary that is held writes its results there, and
-# what it was given stays as it is; once read, that is the second set. Nothing
-# is copied. A copy would be made by the same cores as the step, and memory that
-# was never touched before is many times slower to write to.
+# On CPU devices there is a second set of buffers, touched as training begins:
+# before, what draws or takes over a state needs the memory. The step after a
+# boundary that is held writes its results there, and what it was given stays as
+# it is; once read, that is the second set. Nothing is copied. A copy would be
+# made by the same cores as the step, and memory that was never touched before
+# is many times slower to write to.
 #
 # On accelerators the devices copy what is held before the next step, and the
 # copy is freed when it has been read. If they have no room for a copy of θ and
@@ -211,7 +214,10 @@ class _Spare:
   def __init__(self, make: Callable[[], object]):
     self._make = make
     self._lock = threading.Lock()
-    self._arrays = jax.block_until_ready(make())
+    self._arrays = None
+
+  def fill(self):
+    self.put(jax.block_until_ready(self._make()))
 
   @property
   def there(self) -> bool:
@@ -250,6 +256,12 @@ class DoubleBuffer:
       programs.compile_double_buffered()
       self._spare_params = _Spare(lambda: programs.zeros(programs.params_like))
       self._spare_state = _Spare(lambda: programs.zeros(programs.state_like))
+
+  def begin(self):
+    """Makes the buffers, if there are any."""
+    if self._swaps and not self.ready:
+      self._spare_params.fill()
+      self._spare_state.fill()
 
   @property
   def ready(self) -> bool:

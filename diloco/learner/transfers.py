@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from diloco.checkpoint.learner_records import HeldState
 from diloco.learner.hosts.host_group import ANSWER_S, STATE_S, HostGroup
 from diloco.learner.hosts.host_transfer import (
   HostTransfer,
@@ -154,7 +155,7 @@ class FragmentTransfer:
     order: host_messages.DonateAt,
     step: int,
     held: Sequence[FragmentReplica],
-    state,
+    state: HeldState,
   ) -> messages.StateOffered | None:
     """Offers a newcomer Θ and the inner state of this boundary.
 
@@ -164,7 +165,7 @@ class FragmentTransfer:
       order: what the other hosts were told.
       step: own step of this learner at the boundary.
       held: Θ at the boundary, by fragment.
-      state: a copy of the inner state.
+      state: the inner state at the boundary, released when the donation ends.
 
     Returns:
       The message that announces it; None if a host failed and nothing is on

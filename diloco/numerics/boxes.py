@@ -48,6 +48,22 @@ def common(one: Box, other: Box) -> Box | None:
   return None if any(first >= last for first, last in box) else box
 
 
+def cut(box: Box, values_max: int) -> list[Box]:
+  """Returns boxes of at most so many values: one after another, in row-major
+  order, their values are the box's.
+  """
+  if size(box) <= values_max:
+    return [box]
+  axis = next(i for i, (a, b) in enumerate(box) if b - a > 1)
+  first, last = box[axis]
+  step = max(1, values_max * (last - first) // size(box))
+  parts = []
+  for a in range(first, last, step):
+    part = (*box[:axis], (a, min(a + step, last)), *box[axis + 1 :])
+    parts += cut(part, values_max)
+  return parts
+
+
 def index(box: Box, outer: Box) -> tuple[Any, ...]:
   """Returns the index of a box in the values of one around it."""
   ranges = zip(box, outer, strict=True)

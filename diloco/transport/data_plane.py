@@ -9,6 +9,9 @@ The contract, which every implementation passes (`tests/transport`):
 
 * An offer can be pulled once. A failed pull uses it up.
 * `offer` keeps the array itself: the caller must not write to it again.
+* A function may be offered instead, which makes the array: it is called once,
+  on any thread, when it is pulled or shortly before. Where it raises
+  `NotOffered`, there is no offer. Such offers are pulled in their order.
 * A handle in use can't be offered again: `ValueError`.
 * `retire` is idempotent and frees the bytes; so does `close`.
 * `pull` returns the bytes or raises a `TransferFailed` before its time-out plus
@@ -19,6 +22,7 @@ The contract, which every implementation passes (`tests/transport`):
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +31,7 @@ from diloco.numerics import native
 from diloco.protocol.messages import Payload
 from diloco.transport import sockets
 
+Data = np.ndarray | Callable[[], np.ndarray]
 PAYLOAD_BYTES_MAX = 1 << 36  # Larger announcements are not believed.
 PROBE_S = 1.0
 HANDLE_MAX = (1 << 60) - 1  # Two uuids of 63 bits fit above it.
@@ -69,7 +74,7 @@ class Publisher(Protocol):
 
   address: str
 
-  def offer(self, handle: int, data: np.ndarray) -> None:
+  def offer(self, handle: int, data: Data) -> None:
     """Makes `data` (1-D uint8, not empty) available under `handle`."""
 
   def retire(self, handle: int) -> None:
@@ -145,10 +150,12 @@ def probe(address: sockets.PublisherAddress, deadline: float) -> None:
     ) from error
 
 
-def check_offer(handle: int, data: np.ndarray) -> None:
+def check_offer(handle: int, data: Data) -> None:
   """Raises `ValueError` if `data` cannot be offered under `handle`."""
   if not 0 <= handle <= HANDLE_MAX:
     raise ValueError(f'{handle=}, must be between 0 and 2^60 - 1')
+  if callable(data):
+    return
   if data.dtype != np.uint8 or data.ndim != 1 or not data.size:
     raise ValueError(
       f'offer {handle}: {data.dtype}{list(data.shape)}, must be uint8 of one '
@@ -195,10 +202,10 @@ class OfferTable:
   def __init__(self, address: str):
     self.address = address
     self._lock = threading.Lock()
-    self._offers: dict[int, np.ndarray | None] = {}  # None: used up.
+    self._offers: dict[int, Data | None] = {}  # None: used up.
     self._closed = False
 
-  def offer(self, handle: int, data: np.ndarray) -> None:
+  def offer(self, handle: int, data: Data) -> None:
     """Offers `data`, which must not be written to any more.
 
     Raises:
@@ -232,7 +239,7 @@ class OfferTable:
       if data is None:
         raise NotOffered(f'no offer {handle} at {self.address}')
       self._offers[handle] = None
-    return data
+    return data() if callable(data) else data
 
   def clear(self) -> None:
     """Frees everything, and accepts nothing any more."""

@@ -86,6 +86,7 @@ class LoneLearner:
       notice_s=1.0,
     )
     self.loop._state.perform(host_messages.DrawTheta())
+    self.loop._state.holder.begin()
     self.loop._training = True
     rows = run_spec.config.data.batch, run_spec.config.data.seq_len + 1
     self.batch = {'tokens': np.zeros(rows, np.int32)}

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from diloco.checkpoint.learner_records import HeldState
 from diloco.config import run_config
 from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.hosts.host_transfer import OFFERS_MAX
@@ -108,7 +109,8 @@ class Pair:
     _, state = self._programs.init(self._run_spec.initial_parameters())
     handles = self.donor.donation_handles('')
     said = host_messages.DonateAt(*NEWCOMER, handles, '')
-    offered = self.donor.donate(said, STEP, self._donated.held(), state)
+    held = HeldState(None, state)
+    offered = self.donor.donate(said, STEP, self._donated.held(), held)
     return messages.StateAt(*DONOR, offered)
 
   def versions(self) -> set[int]:

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from diloco.learner import host_parts
-from diloco.learner.hosts import host_transfer
+from diloco.numerics import boxes
 
 PARAMS = {'a': jnp.arange(5.0), 'b': jnp.ones((2, 3))}
 
@@ -35,11 +35,13 @@ def test_a_state_comes_back_to_the_bit(optimizer):
     np.testing.assert_array_equal(one, np.asarray(other))
 
 
-@pytest.mark.parametrize('chunk_bytes_max', [7, 16, 1 << 26])
-def test_chunks_are_full_but_for_the_last(chunk_bytes_max, monkeypatch):
-  monkeypatch.setattr(host_transfer, 'CHUNK_BYTES_MAX', chunk_bytes_max)
-  arrays = [np.arange(n, dtype=np.int32) for n in (0, 3, 11, 1)]
-  chunks = host_transfer._cut(arrays)
-  assert [x.size for x in chunks[:-1]] == [chunk_bytes_max] * (len(chunks) - 1)
-  expected = np.concatenate(arrays).view(np.uint8)
-  np.testing.assert_array_equal(np.concatenate(chunks), expected)
+@pytest.mark.parametrize('values_max', [1, 7, 12, 100, 1000])
+def test_boxes_are_cut_into_runs_of_their_values(values_max):
+  """Whatever fits, one after another, in row-major order."""
+  tensor = np.arange(6 * 5 * 40).reshape(6, 5, 40)
+  box = (1, 6), (0, 5), (3, 37)
+  parts = boxes.cut(box, values_max)
+  assert max(map(boxes.size, parts)) <= values_max
+  runs = [tensor[boxes.index(x, boxes.whole(tensor.shape))] for x in parts]
+  flat = np.concatenate([x.reshape(-1) for x in runs])
+  np.testing.assert_array_equal(flat, tensor[1:6, :, 3:37].reshape(-1))

@@ -45,7 +45,7 @@ def main():
 
   def noting_donate(self, order, held, state):
     host = f'gave-{order.learner}-{self.replica.host}'
-    note(host, held, self._slices.needed, state)
+    note(host, held, self._slices.needed, state.inner_state)
     return donate(self, order, held, state)
 
   def noting_end_fetch(self, taken):

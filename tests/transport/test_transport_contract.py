@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
 import socket
 import threading
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.beside
 SEED = 7
 WAIT_S = 60.0
 SHORT_S = 0.3
+LATE_BYTES = 1 << 20
 # jax.experimental.transfer does not say that a handle is unknown; it waits.
 UNKNOWN = {
   'memory': data_plane.NotOffered,
@@ -259,3 +261,30 @@ def test_contract_many_threads_pull_at_once(pair):
   for worker in workers:
     worker.join()
   assert wrong == []
+
+
+def test_contract_late_offers_are_made_as_they_are_pulled(pair, monkeypatch):
+  """In order, each once, and few of them ahead; a withdrawn one is none."""
+  monkeypatch.setattr(jax_transfer, 'AHEAD_BYTES_MAX', LATE_BYTES)
+  made = []
+
+  def make(i: int) -> np.ndarray:
+    made.append(i)
+    return np.full(LATE_BYTES, i, np.uint8)
+
+  for i in range(8):
+    pair.publisher.offer(i, functools.partial(make, i))
+  for i in range(7):
+    data = np.full(LATE_BYTES, i, np.uint8)
+    payload = Payload(i, 'raw', LATE_BYTES, zlib.crc32(data))
+    got = pair.fetcher.pull(payload, WAIT_S)
+    np.testing.assert_array_equal(got, data)
+    assert len(made) <= i + 3
+  assert made[:7] == [*range(7)]
+
+  def over():
+    raise data_plane.NotOffered('it is over')
+
+  pair.publisher.offer(9, over)
+  with pytest.raises(pair.unknown):
+    pair.fetcher.pull(Payload(9, 'raw', 1, 0), pair.unknown_s)

@@ -194,10 +194,7 @@ class Follower:
     held = list(self._state.held)
 
     def perform() -> Done:
-      try:
-        address, parts = self._transfer.donate(order, held, state.inner_state)
-      finally:
-        state.release()
+      address, parts = self._transfer.donate(order, held, state)
       return (address,), parts
 
     self._answer(self._up, order.handles[0], perform)

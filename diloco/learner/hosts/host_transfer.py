@@ -6,21 +6,25 @@ newcomer is the donor's copy of Θ in f32, fragment by fragment, and its inner
 optimizer state, both at one of its boundaries. It has a publisher of its own,
 which closes when the newcomer no longer needs it. Each host of the donor offers
 to each host of the newcomer the boxes that the one has and the other needs,
-whatever the two meshes: both know them from the partitions.
+whatever the two meshes: both know them from the partitions. Payloads are made
+twice: one after another for their CRCs, and when they are pulled. So a donation
+takes no memory but what holds the boundary, and a payload or two.
 """
 
 import contextlib
+import dataclasses
+import functools
 import itertools
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
 from absl import logging
 
 from diloco.checkpoint.arrays import BrokenRecord, named
-from diloco.checkpoint.learner_records import LearnerRecords
+from diloco.checkpoint.learner_records import HeldState, LearnerRecords
 from diloco.learner import host_parts
 from diloco.learner.programs import LearnerPrograms, take_boxes
 from diloco.learner.replica import (
@@ -37,20 +41,58 @@ from diloco.protocol import host_messages, messages
 from diloco.run import payload_parts
 from diloco.run.payload_parts import TransferPace
 from diloco.run.spec import RunSpec
-from diloco.transport.data_plane import Closed, DataPlane, Publisher
+from diloco.transport.data_plane import Closed, DataPlane, NotOffered, Publisher
 
 Shares = Sequence[np.ndarray]  # uint8, by shard of the syncer.
 Newcomer = tuple[int, int]  # (learner, incarnation).
 OFFERS_MAX = 8  # Per fragment: offers that the syncer has not released.
-CHUNK_BYTES_MAX = 1 << 26  # Of inner state: bounds what a lost pull costs.
+# Of inner state: bounds what a lost pull costs. Of a small state it is a 64th.
+CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 1 << 20, 1 << 26
 INNER = 'inner'  # The inner state's codec: its raw bytes.
 NOTHING = messages.Part(0, 0)
+Chunk = list[tuple[str, Box, np.dtype]]  # Name of the leaf, box, dtype.
+Make = Callable[[], np.ndarray]  # Returns the bytes of a payload, uint8.
 OF_SESSIONS = (
   host_messages.SyncerAt,
   host_messages.ShardMoved,
   host_messages.CloseSession,
   host_messages.HostRetire,
 )
+
+
+class _Donation:
+  """What one newcomer may pull.
+
+  Args:
+    publisher: the newcomer's.
+    release: ends the hold on the boundary that the payloads are made from.
+  """
+
+  def __init__(self, publisher: Publisher, release: Callable[[], None]):
+    self._publisher = publisher
+    self._release = release
+    self._lock = threading.Lock()
+    self._over = False
+
+  def offer(self, handle: int, make: Make) -> messages.Part:
+    """Offers what `make` returns, now and when it is pulled."""
+    part = payload_parts.part_of(make())
+    if part.nbytes:
+      self._publisher.offer(handle, lambda: self._made(make))
+    return part
+
+  def _made(self, make: Make) -> np.ndarray:
+    with self._lock:
+      if self._over:
+        raise NotOffered('the donation is over')
+      return make()
+
+  def end(self):
+    """Withdraws it all; waits for the payload that is being made."""
+    self._publisher.close()
+    with self._lock:
+      self._over = True
+    self._release()
 
 
 class HostTransfer:
@@ -89,7 +131,8 @@ class HostTransfer:
     self._run_spec = run_spec
     self._plane = plane
     self._pace = TransferPace(run_spec.config.protocol.patience)
-    self._donations: dict[Newcomer, Publisher] = {}
+    self._donations: dict[Newcomer, _Donation] = {}
+    self._chunk_bytes = _chunk_bytes(programs.state_like)
     self._arrived: dict[tuple[int, int], ArrivedFragment] = {}
     # From a donor, until all hosts have theirs: Θ, and the inner state, which
     # then waits until the loop takes it.
@@ -107,6 +150,9 @@ class HostTransfer:
     for key in list(self._arrived):
       if key[0] == fragment and key[1] < version:
         del self._arrived[key]
+    if taken is not None and taken.device is None:
+      placed = self._programs.put_fragment(fragment, taken.held.theta)
+      taken = dataclasses.replace(taken, device=placed)
     return taken
 
   def take_adopted(self) -> host_parts.Parts | None:
@@ -147,13 +193,16 @@ class HostTransfer:
     )
 
   def donate(
-    self, order: host_messages.DonateAt, held: Sequence[FragmentReplica], state
+    self,
+    order: host_messages.DonateAt,
+    held: Sequence[FragmentReplica],
+    state: HeldState,
   ) -> tuple[str, tuple[messages.Part, ...]]:
     """Offers a newcomer this host's boxes of Θ and of the inner state.
 
     Args:
       held: Θ at the boundary, by fragment.
-      state: a copy of the inner state.
+      state: the inner state at the boundary, released when the donation ends.
 
     Returns:
       Where it is pulled, and its payloads: P fragments, then the inner state;
@@ -163,19 +212,16 @@ class HostTransfer:
     self.end_donations(newcomer)
     taker = payload_parts.read_partition(self._run_spec, order.partition)
     publisher = self._plane.publisher(f'newcomer {newcomer[0]}')
-    self._donations[newcomer] = publisher
-    parts_of_state = host_parts.to_host(state)
+    donation = self._donations[newcomer] = _Donation(publisher, state.release)
+    parts_of_state = host_parts.to_host(state.inner_state)
     columns = [
       self._given(taker, other, held, parts_of_state)
       for other in range(taker.host_count)
     ]
-    rows = itertools.zip_longest(*columns, fillvalue=payload_parts.NOTHING)
-    parts = []
-    for data, handle in zip(itertools.chain.from_iterable(rows), order.handles):
-      if data.size:
-        publisher.offer(handle, data)
-      parts.append(payload_parts.part_of(data))
-    return publisher.address, tuple(parts)
+    nothing = lambda: payload_parts.NOTHING  # noqa: E731
+    rows = itertools.zip_longest(*columns, fillvalue=nothing)
+    makes = zip(order.handles, itertools.chain.from_iterable(rows))
+    return publisher.address, tuple(donation.offer(*each) for each in makes)
 
   def _given(
     self,
@@ -183,19 +229,19 @@ class HostTransfer:
     other: int,
     held: Sequence[FragmentReplica],
     state: host_parts.Parts,
-  ) -> Iterator[np.ndarray]:
-    """Yields the payloads for one host of a newcomer."""
+  ) -> Iterator[Make]:
+    """Yields what makes the payloads for one host of a newcomer."""
     ends = self._slices.partition, self._host, taker, other
     for p, copy in enumerate(held):
       slices = self._passed_on(p, *ends)
-      arrays = payload_parts.read_slices(
-        slices, self._slices.needed[p], copy.theta
-      )
-      yield payload.encode(arrays, slices, self._run_spec.full)
-    yield from _cut(
-      boxes.read(state[name], box, dtype)
-      for name, box, dtype in self._passed_on_of_state(*ends)
-    )
+      yield functools.partial(self._of_theta, p, copy.theta, slices)
+    for chunk in self._passed_on_of_state(*ends):
+      yield functools.partial(_of_state, state, chunk)
+
+  def _of_theta(self, fragment: int, theta, slices) -> np.ndarray:
+    needed = self._slices.needed[fragment]
+    arrays = payload_parts.read_slices(slices, needed, theta)
+    return payload.encode(arrays, slices, self._run_spec.full)
 
   def _passed_on(self, fragment: int, *ends) -> tuple[Slice, ...]:
     """Returns the boxes of a fragment that one host gives to another.
@@ -211,20 +257,31 @@ class HostTransfer:
       )
     )
 
-  def _passed_on_of_state(self, *ends) -> list[tuple[str, Box, np.dtype]]:
-    """Returns the same of the inner state: name of the leaf, box, dtype."""
-    return [
-      (name, box, np.dtype(like.dtype))
-      for name, like in named(self._programs.state_like).items()
-      for box in passed_on(*ends, like.shape, self._programs.state_splits(name))
-    ]
+  def _passed_on_of_state(self, *ends) -> list[Chunk]:
+    """Returns the same of the inner state, by payload: donor and newcomer cut
+    it alike.
+    """
+    chunks: list[Chunk] = []
+    room = 0
+    for name, like in named(self._programs.state_like).items():
+      dtype, splits = np.dtype(like.dtype), self._programs.state_splits(name)
+      most = max(1, self._chunk_bytes // dtype.itemsize)
+      for box in passed_on(*ends, like.shape, splits):
+        for part in boxes.cut(box, most):
+          nbytes = boxes.size(part) * dtype.itemsize
+          if nbytes > room:
+            chunks.append([])
+            room = self._chunk_bytes
+          chunks[-1].append((name, part, dtype))
+          room -= nbytes
+    return chunks
 
   def end_donations(self, newcomer: tuple[int, ...] = ()):
     """Withdraws what was offered to a newcomer, if anything was, or to all."""
     for receiver in [newcomer] if newcomer else list(self._donations):
-      publisher = self._donations.pop(receiver, None)
-      if publisher is not None:
-        publisher.close()
+      donation = self._donations.pop(receiver, None)
+      if donation is not None:
+        donation.end()
 
   # In -----------------------------------------------------------------------
 
@@ -345,15 +402,15 @@ class HostTransfer:
         arrays = payload.decode(next(pulled), slices, full)
         for each in slices:
           boxes.write(held[each.piece.name], each.ranges, arrays[each.name])
-      rest = _joined([*pulled])
+      for chunk, data in zip(self._passed_on_of_state(*ends), pulled):
+        start = 0
+        for name, box, dtype in chunk:
+          stop = start + boxes.size(box) * dtype.itemsize
+          values = data[start:stop].view(dtype).reshape(boxes.shape(box))
+          boxes.write(state[name], box, values)
+          start = stop
     finally:
       fetcher.close()
-    start = 0
-    for name, box, dtype in self._passed_on_of_state(*ends):
-      stop = start + boxes.size(box) * dtype.itemsize
-      values = rest[start:stop].view(dtype).reshape(boxes.shape(box))
-      boxes.write(state[name], box, values)
-      start = stop
 
   def end_fetch(self, taken: bool):
     """Makes what was fetched this host's copy, or discards it."""
@@ -362,8 +419,8 @@ class HostTransfer:
       return
     replicas, state = fetched
     self.replica.adopt(replicas)
-    for p in range(len(replicas)):
-      self._put(p)
+    for p, held in enumerate(self.replica.held()):
+      self._arrived[p, held.version] = ArrivedFragment(p, held, None)
     self._adopted = state
 
   def _check_donated(self, payloads: Sequence[messages.Payload], ends):
@@ -375,25 +432,21 @@ class HostTransfer:
       (full.name, payload.payload_bytes(self._passed_on(p, *ends), full))
       for p in range(len(self._slices.needed))
     ]
-    state_bytes = sum(
-      boxes.size(box) * dtype.itemsize
-      for _, box, dtype in self._passed_on_of_state(*ends)
-    )
+    expected += [
+      (INNER, sum(boxes.size(box) * dtype.itemsize for _, box, dtype in chunk))
+      for chunk in self._passed_on_of_state(*ends)
+    ]
     sizes = [(x.codec, x.nbytes) for x in payloads]
-    inner = sizes[len(expected) :]
-    total = sum(nbytes for _, nbytes in inner)
-    sound = (
-      sizes[: len(expected)] == expected
-      and all(
-        name == INNER and 0 <= nbytes <= CHUNK_BYTES_MAX
-        for name, nbytes in inner
+    # Other hosts of this learner may take more chunks.
+    expected += [(INNER, 0)] * (len(sizes) - len(expected))
+    if sizes != expected:
+      inner, needed = (
+        sum(nbytes for name, nbytes in each if name == INNER)
+        for each in (sizes, expected)
       )
-      and total == state_bytes
-    )
-    if not sound:
       raise Mismatch(
-        f'{len(sizes)} payloads with {total} bytes of inner state are offered; '
-        f'this host takes {len(expected)} fragments and {state_bytes} bytes'
+        f'{len(sizes)} payloads with {inner} bytes of inner state are offered; '
+        f'this host takes {len(expected)} with {needed} bytes'
       )
 
   def _put(self, fragment: int):
@@ -414,9 +467,17 @@ def payloads_max(run_spec: RunSpec, state_like, hosts: int) -> int:
   Args:
     hosts: of the newcomer.
   """
-  nbytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state_like))
-  chunks = math.ceil(nbytes / CHUNK_BYTES_MAX)
+  # Any two chunks in sequence have more bytes than the largest.
+  chunks = 2 * math.ceil(_nbytes(state_like) / _chunk_bytes(state_like)) + 1
   return hosts * (len(run_spec.layout.fragments) + chunks)
+
+
+def _chunk_bytes(state_like) -> int:
+  return min(CHUNK_BYTES_MAX, max(CHUNK_BYTES_MIN, _nbytes(state_like) // 64))
+
+
+def _nbytes(tree) -> int:
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def announced(
@@ -440,27 +501,11 @@ def announced(
   )
 
 
-def _cut(arrays: Iterable[np.ndarray]) -> list[np.ndarray]:
-  """Cuts the arrays' bytes into chunks, with one more array in memory."""
-  chunks: list[np.ndarray] = []
-  open_parts: list[np.ndarray] = []
-  room = CHUNK_BYTES_MAX
-  for array in arrays:
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    while data.size:
-      part, data = data[:room], data[room:]
-      open_parts.append(part)
-      room -= part.size
-      if not room:
-        chunks.append(_joined(open_parts))
-        open_parts, room = [], CHUNK_BYTES_MAX
-  if open_parts:
-    chunks.append(_joined(open_parts))
-  return chunks
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-  return np.concatenate([np.empty(0, np.uint8), *parts])
+def _of_state(state: host_parts.Parts, chunk: Chunk) -> np.ndarray:
+  """Returns the bytes of a chunk."""
+  arrays = (boxes.read(state[name], box, dtype) for name, box, dtype in chunk)
+  flat = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays)
+  return np.concatenate([payload_parts.NOTHING, *flat])
 
 
 def is_finite(state: host_parts.Parts) -> bool:
