@@ -18,7 +18,7 @@ from diloco.numerics import payload
 from diloco.numerics.codec import Codec
 from diloco.numerics.outer import add
 from diloco.protocol import messages
-from diloco.run.payload_parts import SliceMap
+from diloco.run.payload_parts import SliceMap, read_slice_map
 from diloco.run.spec import RunSpec
 
 Arrays = Mapping[str, np.ndarray]  # Piece or slice name -> f32 array.
@@ -49,7 +49,7 @@ class Replica:
 
   Args:
     held: by fragment, what the host needs of it.
-    slice_map: how the learner's hosts share fragments; None: there is one.
+    slice_map: how the learner's hosts share fragments.
     host: index of this host.
   """
 
@@ -57,12 +57,12 @@ class Replica:
     self,
     run_spec: RunSpec,
     held: Sequence[FragmentReplica],
-    slice_map: SliceMap | None = None,
+    slice_map: SliceMap,
     host: int = 0,
   ):
     self._run_spec = run_spec
     self._held = list(held)
-    self.slice_map = slice_map or SliceMap(run_spec.owners, None)
+    self.slice_map = slice_map
     self.host = host
 
   def fragment(self, fragment: int) -> tuple[int, Arrays]:
@@ -209,13 +209,18 @@ def whole_replica(
       FragmentReplica(version, theta, payload.crc(theta, pieces))
       for version, theta, pieces in zip(versions, fragments, layout)
     ],
+    read_slice_map(run_spec, ''),
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrivedFragment:
-  """A fragment of Θ at one version, on the host and on the devices."""
+  """A fragment of Θ at one version, on the host and on the devices.
+
+  One of a donor's has no `device` until it is taken: else all of Θ would be
+  there twice.
+  """
 
   fragment: int
   held: FragmentReplica
-  device: Mapping[str, jax.Array]
+  device: Mapping[str, jax.Array] | None

@@ -64,9 +64,8 @@ def restore(
     BrokenRecord: the folder belongs to another learner or run.
     CheckpointGone: the checkpoint of `step` can't be read.
   """
-  slices, slice_map = programs.holding, None
-  if programs.partition.host_count > 1:
-    slice_map = SliceMap(run_spec.owners, programs.partition)
+  slices = programs.holding
+  slice_map = SliceMap(run_spec.owners, programs.partition)
   saved = None
   if step is not None:
     records.set_aside_after(step)

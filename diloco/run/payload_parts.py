@@ -65,22 +65,11 @@ class HostSlices:
       partition.offered(pieces, host) for pieces in layout.fragments
     )
 
-  def needed_of(self, fragment: int, whole: Arrays) -> dict[str, np.ndarray]:
-    """Returns this host's slices of a whole fragment.
-
-    Args:
-      whole: piece name -> array.
-    """
-    return {
-      box.name: np.asarray(whole[box.piece.name][box.index], order='C')
-      for box in self.needed[fragment]
-    }
-
   def offered_of(self, fragment: int, held: Arrays) -> dict[str, np.ndarray]:
     """Returns the slices that the host offers, as views of what it holds.
 
     Args:
-      held: box name -> array, as from `needed_of`.
+      held: box name -> array, of all that is `needed`.
     """
     return read_slices(self.offered[fragment], self.needed[fragment], held)
 
@@ -116,25 +105,22 @@ def read_slices(
 class SliceMap:
   """One learner's partition, set against the shards of a syncer.
 
-  Args:
-    partition: the learner's partition; None: it has one host, and whole pieces.
+  Attributes:
+    hosts: N of the learner.
+    whole: True if every slice is a whole piece: there is one host.
   """
 
-  def __init__(self, owners: ShardAssignment, partition: Partition | None):
+  def __init__(self, owners: ShardAssignment, partition: Partition):
     self._owners = owners
     self._partition = partition
-    self.hosts = partition.host_count if partition else 1
+    self.hosts = partition.host_count
+    self.whole = self.hosts == 1
     self.offered = functools.cache(
       functools.partial(self._boxes, Partition.offered)
     )
     self.needed = functools.cache(
       functools.partial(self._boxes, Partition.needed)
     )
-
-  @property
-  def whole(self) -> bool:
-    """True if every slice is a whole piece."""
-    return self._partition is None
 
   def up_bytes(self, fragment: int, codec: Codec) -> tuple[int, ...]:
     """Returns the bytes of what the learner offers, by part."""
@@ -208,8 +194,7 @@ class SliceMap:
     return arrays
 
   def _boxes(self, select, fragment: int, host: int, shard: int) -> Boxes:
-    pieces = self._owners.pieces(fragment, shard)
-    return select(self._partition, pieces, host) if self._partition else pieces
+    return select(self._partition, self._owners.pieces(fragment, shard), host)
 
   def _by_part(self, nbytes_of) -> tuple[int, ...]:
     return tuple(
@@ -232,8 +217,7 @@ def read_slice_map(run_spec: RunSpec, text: str) -> SliceMap:
   Raises:
     ValueError: the text is not a partition of the run's parameters.
   """
-  partition = read_partition(run_spec, text) if text else None
-  return SliceMap(run_spec.owners, partition)
+  return SliceMap(run_spec.owners, read_partition(run_spec, text))
 
 
 def read_partition(run_spec: RunSpec, text: str) -> Partition:

@@ -24,6 +24,7 @@ from diloco.config import run_config
 from diloco.learner import restore
 from diloco.learner.hosts.process_group import HEARTBEAT_S
 from diloco.learner.programs import LearnerPrograms
+from diloco.run.payload_parts import boxes_of
 from diloco.run.spec import make_run_spec
 from experiments import tests_tiny
 
@@ -55,7 +56,7 @@ class Host:
     self.bases = {
       p: {
         name: x + np.float32(0.5)
-        for name, x in self.programs.holding.needed_of(p, theta).items()
+        for name, x in boxes_of(self.programs.holding.needed[p], theta).items()
       }
       for p, theta in enumerate(whole)
     }

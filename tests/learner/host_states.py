@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from diloco.checkpoint.learner_records import HeldState
 from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner.hosts import host_transfer
@@ -22,7 +23,7 @@ from diloco.learner.programs import LearnerKinds, LearnerPrograms
 from diloco.learner.replica import FragmentReplica, Mismatch, Replica
 from diloco.numerics import payload
 from diloco.protocol import host_messages, messages
-from diloco.run.payload_parts import SliceMap
+from diloco.run.payload_parts import SliceMap, boxes_of
 from diloco.run.spec import RunSpec, make_run_spec
 from diloco.transport.auth import OPEN
 from diloco.transport.planes import make_plane
@@ -30,7 +31,7 @@ from experiments import tests_tiny
 
 STEPS, VERSION = 3, 7
 NEWCOMER = 1, 4096
-CHUNK_BYTES = 10_000  # So that there are several, and one ends in a leaf.
+CHUNK_BYTES = 10_000  # So that there are several, and leaves are cut.
 SAID_BYTES = 1 << 16
 MESHES = {
   '4 hosts': {'fsdp': 2, 'tensor': 2},
@@ -61,6 +62,7 @@ class Host:
 
   def __init__(self, process: int, coordinator: str):
     jax.distributed.initialize(coordinator, 4, process)
+    host_transfer.CHUNK_BYTES_MIN = 0
     host_transfer.CHUNK_BYTES_MAX = CHUNK_BYTES
     self._process = process
     self._plane = make_plane('grpc', '127.0.0.1', OPEN)
@@ -94,10 +96,7 @@ class Host:
     return Learner(run_spec, programs, transfer, None)
 
   def _replica(self, programs, thetas, version: int) -> Replica:
-    spread = programs.partition.host_count > 1
-    slice_map = SliceMap(
-      self._run_spec.owners, programs.partition if spread else None
-    )
+    slice_map = SliceMap(self._run_spec.owners, programs.partition)
     held = [
       FragmentReplica(version, theta, crc)
       for theta, crc in zip(thetas, self._crcs)
@@ -115,7 +114,7 @@ class Host:
       params, state, _ = programs.step(params, state, batch, 0.01, (0, i))
     learner.state = state
     thetas = [
-      programs.holding.needed_of(p, theta)
+      boxes_of(programs.holding.needed[p], theta)
       for p, theta in enumerate(self._initial)
     ]
     learner.transfer.replica.take_over(
@@ -139,7 +138,7 @@ class Host:
         *NEWCOMER, tuple(range(1, most + 1)), partition
       )
       address, parts = giver.transfer.donate(
-        order, giver.transfer.replica.held(), giver.state
+        order, giver.transfer.replica.held(), HeldState(None, giver.state)
       )
       said = {
         'address': address,

@@ -7,7 +7,7 @@ import pytest
 from diloco.numerics import payload
 from diloco.numerics.codec import make_codec
 from diloco.numerics.fragments import TensorSpec, make_layout
-from diloco.numerics.mesh_partition import Partition
+from diloco.numerics.mesh_partition import Partition, of_one_host
 from diloco.numerics.shard_assignment import shards_of
 from diloco.run.payload_parts import SliceMap, boxes_of
 
@@ -27,6 +27,8 @@ PARTITION = Partition(
   },
 )
 
+ONE_HOST = of_one_host({path: spec.shape for path, spec in SPECS.items()})
+
 
 def _theta(fragment: int) -> dict[str, np.ndarray]:
   rng = np.random.default_rng(fragment)
@@ -39,7 +41,7 @@ def owners(request):
   return shards_of(LAYOUT, request.param)
 
 
-@pytest.mark.parametrize('partition', [None, PARTITION])
+@pytest.mark.parametrize('partition', [ONE_HOST, PARTITION])
 @pytest.mark.parametrize('fragment', [0, 1])
 def test_what_hosts_offer_is_joined_to_the_whole(owners, partition, fragment):
   slice_map, codec = SliceMap(owners, partition), make_codec('f32')
@@ -49,8 +51,6 @@ def test_what_hosts_offer_is_joined_to_the_whole(owners, partition, fragment):
   for shard in range(owners.shards):
     parts = [
       payload.encode(boxes_of(boxes, theta), boxes, codec)
-      if partition
-      else payload.encode(theta, boxes, codec)
       for host in range(slice_map.hosts)
       for boxes in [slice_map.offered(fragment, host, shard)]
     ]
@@ -86,7 +86,7 @@ def test_each_host_gets_the_bits_that_all_get(owners, fragment, codec):
 
 def test_a_learner_of_one_host_is_offered_what_all_are():
   owners = shards_of(LAYOUT, 1)
-  slice_map, codec = SliceMap(owners, None), make_codec('int4', 8)
+  slice_map, codec = SliceMap(owners, ONE_HOST), make_codec('int4', 8)
   data = payload.encode(_theta(1), LAYOUT.fragments[1], codec)
   [part] = slice_map.cut(data, 1, 0, codec)
   assert part is data  # Not even copied.
