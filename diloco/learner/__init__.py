@@ -13,6 +13,6 @@ threads beside it are made by `syncer_client`.
   transfers       jobs of the workers: encode, offer, pull, prove
   replica         the host's copy of Θ, proven by CRC
   connection      the session with the syncer, made again when lost
-  restore         what a process begins with: checkpoint or seed
+  restore         what a process begins with: a checkpoint, or nothing
   hosts/          the processes of a learner, of which there may be one
 """

@@ -35,9 +35,14 @@ class Watched:
     self.batches: list[int] = []  # First rows, in order.
     self.held: list = []  # Inner states that were held, to be donated too.
     self.first = None  # The inner state of the first step.
+    self.draws = 0  # Of the initial Θ.
 
   def __getattr__(self, name):
     return getattr(self._programs, name)
+
+  def draw(self):
+    self.draws += 1
+    return self._programs.draw()
 
   def step(self, params, state, batch, lr, key):
     self._note(state, key)
@@ -210,6 +215,14 @@ def test_it_goes_on_with_the_donors_moments_bit_for_bit(story):
   donated = story.watched['again'].first
   assert donated in story.watched['donor'].held
   assert any(any(leaf) for leaf in donated), 'all zeros'
+
+
+def test_only_those_draw_that_begin_the_run(story):
+  """Not those that take a peer's state, a checkpoint or the syncer's Θ."""
+  draws = {name: each.draws for name, each in story.watched.items()}
+  assert draws.pop('donor') == 1
+  assert draws.pop('dies') <= 1  # A round may have closed before it came.
+  assert not any(draws.values()), draws
 
 
 def test_its_source_is_on_the_tape(story):
