@@ -60,7 +60,7 @@ class Encoder:
       run_spec,
       0,
       SyncerAddress('127.0.0.1:1', MemoryPlane(MemoryNetwork())),
-      SimpleNamespace(holding=None),  # Nothing is encoded in truth.
+      SimpleNamespace(holding=None, state_like={}),  # Nothing is encoded.
       replica,
     )
     self.told, self.begun, self.most = [], [], 0
