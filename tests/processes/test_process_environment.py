@@ -51,7 +51,7 @@ def test_a_syncer_that_is_not_there_is_named_before_anything_is_compiled(
   with Processes(tmp_path) as processes:
     learner = processes.start('it', *LEARNER)
     processes.until(
-      lambda: 'codecs and merge run in' in learner.output, 120.0, 'it compiles'
+      lambda: 'still no syncer' in learner.output, 120.0, 'it has compiled'
     )
-    said = learner.output.partition('codecs and merge run in')[0]
+    said = learner.output.partition('still no syncer')[0]
   assert 'no syncer at 127.0.0.1:1 yet' in said
