@@ -21,6 +21,7 @@ from diloco.config import run_config
 from diloco.metrics import names
 from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
+from diloco.transport.sockets import free_port
 
 # As the launcher sets it for every process: launch/program.py.
 MALLOC = (
@@ -114,15 +115,26 @@ class RealRun:
     self.until(listens, 'the syncer listens')
     self._address = addresses[-1]
 
-  def start_learner(self, learner: int, **own: object):
-    """Starts a learner; `own` are keys of the section `run`."""
-    self._start(
-      learner_name(learner),
-      'diloco.learner',
-      f'--learner={learner}',
-      f'--syncer={self._address}',
-      *(f'--config.run.{key}={value}' for key, value in own.items()),
-    )
+  def start_learner(self, learner: int, hosts: int = 1, **own: object):
+    """Starts a learner, one process for each host, each with one device.
+
+    Args:
+      own: keys of the section `run`.
+    """
+    coordinator = f'127.0.0.1:{free_port()}'
+    for host in range(hosts):
+      self._start(
+        host_name(learner, host),
+        'diloco.learner',
+        f'--learner={learner}',
+        f'--syncer={self._address}',
+        *(f'--config.run.{key}={value}' for key, value in own.items()),
+        *(
+          (f'--hosts={hosts}', f'--host={host}', f'--coordinator={coordinator}')
+          if hosts > 1
+          else ()
+        ),
+      )
 
   def kill(self, name: str):
     """Kills a process, which may be started again."""
@@ -170,6 +182,10 @@ class RealRun:
         raise BenchFailed(f'not within {DEADLINE_S:.0f} s: {what}')
       time.sleep(LOOK_EVERY_S)
 
+  def peak_bytes(self, name: str) -> int:
+    """Returns the most that a process had in memory so far."""
+    return 1024 * status(self.processes[name].pid, 'VmHWM')
+
   def steps(self, learner: int) -> list[dict]:
     """Returns what the learner wrote of each of its steps so far."""
     return read_jsonl(self.workdir.metrics(learner_name(learner)))
@@ -201,6 +217,11 @@ class RealRun:
       lambda: len(self.closes(learner)) >= more,
       f'{more} rounds merge learner {learner}',
     )
+
+
+def host_name(learner: int, host: int) -> str:
+  """Returns the name of one process of a learner."""
+  return learner_name(learner) + (f'-host-{host}' if host else '')
 
 
 def column(records: list[dict], name: str) -> list[float]:

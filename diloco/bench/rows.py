@@ -36,6 +36,7 @@ from diloco.bench.real_run import (
   bowl,
   column,
   get_config,
+  host_name,
   status,
   step_seconds,
 )
@@ -373,7 +374,8 @@ SMALL_DECODER = {
 SMALL_PARAMETERS = 361_088
 SAVE = 'checkpoint.learner_every_steps'
 QUANTILES = {'longest': 1.0, 'p99': 0.99, 'median': 0.5}
-EMPTY_MILLIONS = 0.001
+EMPTY_MILLIONS = 0.00144  # Layers of 12 × 12: what four hosts can share.
+HOSTS_OF_ONE = 4  # Of a learner, in the row `memory`.
 SAMPLES = 300  # Of memory, in the row `long`,
 WARM_UP = 1 / 12  # and what of it is left out: compiling, allocators, pools.
 
@@ -564,26 +566,50 @@ def measure_bytes(settings: BenchSettings) -> Iterator[BenchFigure]:
 
 
 def measure_memory(settings: BenchSettings) -> Iterator[BenchFigure]:
-  """Measures the peak of resident memory beyond that of an empty model.
+  """Measures peaks of resident memory beyond that of an empty model.
 
-  First while the syncer writes its ledger alone, then with its usual saves.
+  The syncer's while it writes its ledger alone, then with its usual saves. Then
+  those of a learner that saves, with Θ and moments in one host or in four.
   """
   usual = defaults(CheckpointConfig)['syncer_every_rounds']
   saving = {'checkpoint.syncer_every_rounds': usual}
 
-  def peak_bytes(millions: float, saves: Mapping, rounds: int) -> int:
+  def of_syncer(millions: float, saves: Mapping, rounds: int) -> int:
     overrides = {**EVERY_8, 'run.step_floor_s': 0.05, **bowl(millions), **saves}
     with RealRun(overrides) as run:
       _start_both(run, settings.pick(rounds, 2))
-      return 1024 * status(run.processes[SYNCER].pid, 'VmHWM')
+      return run.peak_bytes(SYNCER)
+
+  def of_host(millions: float, hosts: int) -> int:
+    meshes = {'protocol.learners': 1, 'mesh.fsdp': hosts, SAVE: 20}
+    overrides = {**EVERY_8, 'run.step_floor_s': 0.05, **bowl(millions)}
+    with RealRun({**overrides, **meshes}) as run:
+      run.start_syncer()
+      run.start_learner(0, hosts)
+      run.until_steps(0, settings.pick(60, 2))
+      return max(run.peak_bytes(host_name(0, each)) for each in range(hosts))
+
+  def beyond(peak_of: Callable, *args) -> Iterator[tuple[float, float]]:
+    empty_bytes = peak_of(EMPTY_MILLIONS, *args)
+    for millions in settings.sizes:
+      peak = max(peak_of(millions, *args) - empty_bytes, 0)
+      yield millions, peak / (millions * 1e6)
 
   for words, saves, rounds in (('', {}, 12), (', saving', saving, 3 * usual)):
-    empty_bytes = peak_bytes(EMPTY_MILLIONS, saves, rounds)
-    for millions in settings.sizes:
-      beyond = max(peak_bytes(millions, saves, rounds) - empty_bytes, 0)
-      each = beyond / (millions * 1e6)
+    for millions, each in beyond(of_syncer, saves, rounds):
       name = f'{millions:g} M, M = 2{words}'
       yield BenchFigure(name, each, 'B/parameter', each / 4, 'Θ in f32')
+  alone = dict(beyond(of_host, 1))
+  for millions, each in alone.items():
+    yield BenchFigure(
+      f'{millions:g} M, a learner, saving', each, 'B/parameter',
+      each / 12, 'Θ and moments in f32',
+    )  # fmt: skip
+  for millions, each in beyond(of_host, HOSTS_OF_ONE):
+    yield BenchFigure(
+      f'{millions:g} M, each of its {HOSTS_OF_ONE} hosts', each, 'B/parameter',
+      each / alone[millions], 'the learner of one host',
+    )  # fmt: skip
 
 
 def measure_long(settings: BenchSettings) -> Iterator[BenchFigure]:
@@ -673,7 +699,9 @@ ROWS = {
   'decoder': BenchRow(
     'step of a small decoder, with and without syncing', measure_decoder, 40.0
   ),
-  'memory': BenchRow("the syncer's memory, by parameter", measure_memory, 40.0),
+  'memory': BenchRow(
+    "the syncer's memory and a learner's, by parameter", measure_memory, 160.0
+  ),
   'long': BenchRow(
     'memory and times: the last third of a run beside its first',
     measure_long,
