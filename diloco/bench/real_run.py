@@ -124,7 +124,7 @@ class RealRun:
     coordinator = f'127.0.0.1:{free_port()}'
     for host in range(hosts):
       self._start(
-        host_name(learner, host),
+        learner_name(learner, host),
         'diloco.learner',
         f'--learner={learner}',
         f'--syncer={self._address}',
@@ -217,11 +217,6 @@ class RealRun:
       lambda: len(self.closes(learner)) >= more,
       f'{more} rounds merge learner {learner}',
     )
-
-
-def host_name(learner: int, host: int) -> str:
-  """Returns the name of one process of a learner."""
-  return learner_name(learner) + (f'-host-{host}' if host else '')
 
 
 def column(records: list[dict], name: str) -> list[float]:

@@ -36,7 +36,6 @@ from diloco.bench.real_run import (
   bowl,
   column,
   get_config,
-  host_name,
   status,
   step_seconds,
 )
@@ -587,7 +586,7 @@ def measure_memory(settings: BenchSettings) -> Iterator[BenchFigure]:
       run.start_syncer()
       run.start_learner(0, hosts)
       run.until_steps(0, settings.pick(60, 2))
-      return max(run.peak_bytes(host_name(0, each)) for each in range(hosts))
+      return max(run.peak_bytes(learner_name(0, each)) for each in range(hosts))
 
   def beyond(peak_of: Callable, *args) -> Iterator[tuple[float, float]]:
     empty_bytes = peak_of(EMPTY_MILLIONS, *args)

@@ -344,7 +344,12 @@ class ClusterObserver(Observer):
     fragments = process.machine.snapshot().fragments
     held = [f.host for f in fragments]
     crcs = [f.crc for f in fragments]
-    theirs = process.contents.versions, process.contents.crcs
+    # The contents are drawn from the first; a machine knows when it has begun.
+    drawn = [
+      messages.NO_BYTES if crc == messages.NO_BYTES else there
+      for crc, there in zip(crcs, process.contents.crcs, strict=True)
+    ]
+    theirs = process.contents.versions, drawn
     hold((held, crcs) == theirs, 'machine and host', (process.id, held, theirs))
     before = self._held.get(process, held)
     rose = all(now >= then for now, then in zip(held, before))

@@ -97,7 +97,7 @@ class SimulatedLearner:
 
   Args:
     cluster: the cluster that it is part of.
-    saved: its own checkpoint; None: it starts from its seed.
+    saved: its own checkpoint; None: it holds nothing.
     contents: the contents saved with it.
   """
 
@@ -108,7 +108,10 @@ class SimulatedLearner:
     saved: Start | None = None,
     contents: Any = None,
   ):
-    start = saved or Start.from_seed(cluster.contents.first_crcs)
+    first_crcs = cluster.contents.first_crcs
+    # What it would draw is there already, though its machine knows nothing.
+    start = saved or Start.from_seed(first_crcs)
+    known = saved or Start.empty(len(first_crcs))
     self.id = learner
     self.incarnation = 0
     self.process = cluster.process_number(learner)  # Process number.
@@ -127,7 +130,7 @@ class SimulatedLearner:
     self.training = False
     self.left: learner_events.Leave | None = None
     self.contents = cluster.contents.learner(learner, start, contents)
-    self.machine = Learner(cluster.config, RUN, learner, FINGERPRINTS, start)
+    self.machine = Learner(cluster.config, RUN, learner, FINGERPRINTS, known)
     self.offers: dict[int, int | None] = {}  # The fragment, by handle.
     # Offers to newcomers.
     self.donations: dict[tuple[int, int], messages.StateOffered] = {}
@@ -359,6 +362,8 @@ class SimulatedLearner:
         self.contents.apply(effect, self.training)
       case learner_events.Adopt():
         self.contents.adopt_inner()
+      case learner_events.Draw():
+        self.handle(learner_events.Drawn(cluster.contents.first_crcs))
       case learner_events.Reset():
         self.contents.reset_inner()
       case _:
