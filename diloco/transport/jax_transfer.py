@@ -131,6 +131,7 @@ class JaxPublisher:
     self._server: _Server | None = _Server(host)
     # Of one that is made late, which must vanish when it is pulled, no arrays.
     self._offers: dict[int, tuple[jax.Array, ...]] = {}
+    # No more than the handles of one donation.
     self._late: queue.SimpleQueue = queue.SimpleQueue()
     self._closed = threading.Event()
     self._maker: threading.Thread | None = None

@@ -164,7 +164,7 @@ class _Written(io.BytesIO):
 
 
 class StandIn(fsspec.AbstractFileSystem):
-  """What etils.epath needs of gcsfs."""
+  """A stand-in for gcsfs, with what etils.epath calls."""
 
   protocol = ('gcs', 'gs')
   cachable = False

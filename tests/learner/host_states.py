@@ -58,7 +58,7 @@ class Learner:
 
 
 class Host:
-  """What one process does, in step with all others."""
+  """Passes states on in one process, in step with all others."""
 
   def __init__(self, process: int, coordinator: str):
     jax.distributed.initialize(coordinator, 4, process)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plan says of the rounds of learners that are unlike."""
+"""The plan simulates the rounds of unlike learners, and tells their outcome."""
 
 import re
 import shlex

@@ -61,7 +61,7 @@ OF_SESSIONS = (
 
 
 class _Donation:
-  """What one newcomer may pull.
+  """A donation to one newcomer, until it has pulled all or is gone.
 
   Args:
     publisher: the newcomer's.
