@@ -21,7 +21,6 @@ from diloco.checkpoint.syncer_records import SyncerRecords, newest_theta_after
 from diloco.config import run_config
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir, check_folder, folder_at
-from diloco.numerics import inner
 from tests.checkpoint import fake_bucket
 from tests.checkpoint import test_syncer_records as syncer
 
@@ -48,26 +47,13 @@ def workdir(objects, tmp_path):
   return Workdir(tmp_path, folder_at(URL))
 
 
-@pytest.fixture(scope='module')
-def state():
-  """Parameters, an AdamW state with something in it, and bases."""
-  rng = np.random.default_rng(5)
-  params = {
-    name: jax.numpy.asarray(rng.normal(size=shape), jax.numpy.float32)
-    for name, shape in {'block/w': (4, 6), 'norm': (6,)}.items()
-  }
-  optimizer = inner.adamw()
-  _, moments = jax.jit(optimizer.update)(params, optimizer.init(params), params)
-  return params, moments, {0: {'norm': np.asarray(params['norm'])}}
-
-
 def _records(workdir, said, keep_latest=2):
   folder = workdir.checkpoints('learner-0')
   return LearnerRecords(folder, 0, {'config': '1f'}, keep_latest, said.append)
 
 
-def _save(records, state, *steps):
-  params, moments, bases = state
+def _save(records, learner, *steps):
+  params, moments, bases = learner
   for step in steps:
     held = HeldState(params, moments)
     assert records.save_state(step, held, lambda: bases, PROGRESS)
@@ -75,8 +61,8 @@ def _save(records, state, *steps):
   assert records.failed == 0
 
 
-def _restored(workdir, state, said):
-  params, moments, bases = state
+def _restored(workdir, learner, said):
+  params, moments, bases = learner
   like = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
     (params, moments),
@@ -90,54 +76,54 @@ def _steps(objects):
 
 
 def test_a_learner_comes_back_to_the_bit_and_keeps_the_latest(
-  workdir, state, objects
+  workdir, learner, objects
 ):
   said = []
-  _save(_records(workdir, said), state, 10, 20, 30)
+  _save(_records(workdir, said), learner, 10, 20, 30)
   assert (_steps(objects), said) == ({20, 30}, [])
-  found = _restored(workdir, state, said)
+  found = _restored(workdir, learner, said)
   assert (found.step, found.meta['progress']) == (30, PROGRESS)
   there = tuple(found.arrays[x] for x in ('params', 'optimizer', 'bases'))
-  for mine, theirs in zip(jax.tree.leaves(state), jax.tree.leaves(there)):
+  for mine, theirs in zip(jax.tree.leaves(learner), jax.tree.leaves(there)):
     np.testing.assert_array_equal(mine, theirs, strict=True)
   assert [p.name for p in workdir.learner_checkpoints()] == ['learner-0']
   assert not list(workdir.root.iterdir()), 'nothing of it is in the workdir'
 
 
 def test_a_save_that_was_cut_off_is_passed_over_and_removed_by_the_next(
-  workdir, state, objects
+  workdir, learner, objects
 ):
   """Orbax writes it under its own name: only its last object is missing."""
-  _save(_records(workdir, []), state, 10, 20)
+  _save(_records(workdir, []), learner, 10, 20)
   del objects.found[f'runs/first/learner-0/20/{COMMITTED}']
   said = []
-  assert _restored(workdir, state, said).step == 10
+  assert _restored(workdir, learner, said).step == 10
   assert said == [f'{URL}/learner-0/20 is passed over: half written']
-  _save(_records(workdir, []), state, 20)
-  assert _restored(workdir, state, []).step == 20
+  _save(_records(workdir, []), learner, 20)
+  assert _restored(workdir, learner, []).step == 20
 
 
 @pytest.mark.parametrize(
   'name', ['_CHECKPOINT_METADATA', 'state/manifest.ocdbt']
 )
-def test_a_broken_one_is_set_aside(workdir, state, objects, name):
-  _save(_records(workdir, []), state, 10, 20)
+def test_a_broken_one_is_set_aside(workdir, learner, objects, name):
+  _save(_records(workdir, []), learner, 10, 20)
   objects.put(f'runs/first/learner-0/20/{name}', b'{')
   said = []
-  assert _restored(workdir, state, said).step == 10
+  assert _restored(workdir, learner, said).step == 10
   assert f'{URL}/learner-0/20 is passed over: ' in said[0]
   assert f'runs/first/learner-0/20/{COMMITTED}' not in objects.found
-  _save(_records(workdir, []), state, 20)
+  _save(_records(workdir, []), learner, 20)
   assert _steps(objects) == {10, 20}
 
 
 def test_a_failed_save_is_counted_and_the_next_one_made(
-  workdir, state, objects, monkeypatch
+  workdir, learner, objects, monkeypatch
 ):
   said = []
   records = _records(workdir, said)
   monkeypatch.setattr(records, '_folder', folder_at('gs://other/runs'))
-  params, moments, bases = state
+  params, moments, bases = learner
   held = HeldState(params, moments)
   records.save_state(10, held, lambda: bases, PROGRESS)
   assert records.wait(SAVE_S)
@@ -184,13 +170,13 @@ def _alone(PATH):
   )
 
 
-def test_orbax_alone_reads_it_by_the_line_of_the_docs(workdir, state):
-  _save(_records(workdir, []), state, 500)
+def test_orbax_alone_reads_it_by_the_line_of_the_docs(workdir, learner):
+  _save(_records(workdir, []), learner, 500)
   text = (ROOT / 'docs' / 'running.md').read_text()
   (line,) = re.findall(r'^tree = (.*)', text, re.M)
   assert ''.join(line.split()) in ''.join(inspect.getsource(_alone).split())
   theta = _alone(f'{URL}/learner-0/500')['params']
-  np.testing.assert_array_equal(theta['block']['w'], state[0]['block/w'])
+  np.testing.assert_array_equal(theta['block']['w'], learner[0]['block/w'])
 
 
 def test_all_places_that_a_launcher_would_remove_are_found(workdir, objects):

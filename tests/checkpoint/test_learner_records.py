@@ -7,7 +7,6 @@ import pytest
 
 from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.learner_records import HeldState, LearnerRecords
-from diloco.numerics import inner
 
 SAVE_S = 60.0
 PRINTS = {'config': '1f', 'data': '2e'}
@@ -17,23 +16,6 @@ PROGRESS = {'rows': 41, 'versions': [3, 2], 'crcs': [0xFFFFFFFF, 7]}
 def _records(folder, said, learner=0, **changed):
   prints = {**PRINTS, **changed}
   return LearnerRecords(folder, learner, prints, 2, said.append)
-
-
-@pytest.fixture(scope='module')
-def learner():
-  """Parameters and an AdamW state with something in it, and bases."""
-  rng = np.random.default_rng(5)
-  params = {
-    name: jax.numpy.asarray(rng.normal(size=shape), jax.numpy.float32)
-    for name, shape in {'block/w': (4, 6), 'norm': (6,)}.items()
-  }
-  optimizer = inner.adamw()
-  _, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
-  bases = {
-    0: {'block/w[0]': rng.normal(size=(6,)).astype(np.float32)},
-    1: {'norm': np.asarray(params['norm'])},
-  }
-  return params, state, bases
 
 
 def _likes(learner):
