@@ -15,7 +15,6 @@ from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir, folder_at, shard_name
 from diloco.run.command import run_command
-from diloco.syncer.allocator import use_one_arena
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _SHARD = flags.DEFINE_integer('shard', None, 'Its number, from 1.')
@@ -25,7 +24,6 @@ flags.DEFINE_alias('lead', 'leader')  # Its name before 0.2.
 
 def main(config) -> int:
   """Serves one run to its end: 0, or 143 where it was stopped before."""
-  use_one_arena()
   # Not at the top: --help, and a flag or key that is refused, need no jax.
   import jax
 

@@ -17,14 +17,6 @@ from diloco.transport import sockets
 COMPILED = 'JAX_COMPILATION_CACHE_DIR'
 XLA_FLAGS = 'XLA_FLAGS'
 FORCED = '--xla_force_host_platform_device_count'
-# glibc gives large blocks back to the kernel at once, and XLA's next step
-# faults them in again: on 2 cores the quickstart's first 150 steps took 22 s
-# without these and 17 s with them. Other allocators don't look.
-MALLOC = (
-  ('MALLOC_MMAP_THRESHOLD_', str(1 << 30)),
-  ('MALLOC_TRIM_THRESHOLD_', str(1 << 30)),
-  ('MALLOC_TOP_PAD_', str(1 << 26)),
-)
 
 SYNCER = 'syncer'
 SHARD = 'shard'  # Of the syncer, beside the one that leads.
@@ -328,7 +320,7 @@ def environment(
   config: RunConfig, compiled: pathlib.Path
 ) -> tuple[tuple[str, str], ...]:
   """Returns the environment of every process; `compiled` is XLA's cache."""
-  variables = [('PYTHONUNBUFFERED', '1'), *MALLOC]
+  variables = [('PYTHONUNBUFFERED', '1')]
   if config.run.cpu_threads:  # XLA's CPU client sizes its pools by NPROC.
     variables.append(('NPROC', str(config.run.cpu_threads)))
   if config.run.compilation_cache:

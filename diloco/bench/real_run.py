@@ -23,12 +23,6 @@ from diloco.metrics.jsonl import read_jsonl
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.transport.sockets import free_port
 
-# As the launcher sets it for every process: launch/program.py.
-MALLOC = (
-  ('MALLOC_MMAP_THRESHOLD_', str(1 << 30)),
-  ('MALLOC_TRIM_THRESHOLD_', str(1 << 30)),
-  ('MALLOC_TOP_PAD_', str(1 << 26)),
-)
 ENDLESS = 10**8  # Steps; the benchmark ends the run.
 NEVER = 4 * 10**7  # H, such that no round becomes due.
 SYNCER = 'syncer'
@@ -87,7 +81,6 @@ class RealRun:
     self._environment = {
       'JAX_PLATFORMS': 'cpu',  # Two learners can't share an accelerator.
       **os.environ,
-      **dict(MALLOC),
       'NPROC': '2',
       'PYTHONUNBUFFERED': '1',
       'JAX_COMPILATION_CACHE_DIR': str(compiled.absolute()),

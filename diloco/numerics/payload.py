@@ -144,12 +144,12 @@ class _Cover:
   Attributes:
     blocks: their indices, ascending.
     values: how many values they have together.
-    positions: indices of the slice's values among those; None: all, in order.
+    positions: where the slice's values are among those; None: all, in order.
   """
 
   blocks: np.ndarray
   values: int
-  positions: np.ndarray | None
+  positions: np.ndarray | slice | None
 
 
 def cut_bytes(boxes: Sequence[Slice], codec: Codec) -> int:
@@ -204,28 +204,28 @@ def decode_cut(
 
 def _cover(box: Slice, codec: Codec) -> _Cover:
   block, shape = codec.block_values, box.piece.shape
-  total = box.piece.size
   axis, run = _run(box)
   first, last = box.ranges[axis] if shape else (0, 1)
-  # After this many values, indices on the axis repeat.
-  row = run * (shape[axis] if shape else 1)
-  leading = total // row
-  aligned = first * run % block == 0 and (
-    (last * run % block == 0 and (leading == 1 or row % block == 0))
-    or (leading == 1 and last * run == row)
-  )
-  if aligned:
-    grid = np.arange(-(-total // block)).reshape(*shape[:axis], -1)
-    lead = tuple(slice(a, b) for a, b in box.ranges[:axis])
-    ends = slice(first * run // block, -(-last * run // block))
-    return _Cover(grid[(*lead, ends)].reshape(-1), box.size, None)
-  axes = (np.arange(a, b) for a, b in box.ranges)
-  flat = np.ravel_multi_index(np.ix_(*axes), shape).reshape(-1)
-  blocks, nth = np.unique(flat // block, return_inverse=True)
+  # The slice is a run of values in each of the rows that it has.
+  row, width = run * (shape[axis] if shape else 1), run * (last - first)
+  lead = tuple(slice(a, b) for a, b in box.ranges[:axis])
+  rows = np.arange(box.piece.size // row).reshape(shape[:axis])[lead]
+  starts = rows.reshape(-1) * row + first * run
+  lows, highs = starts // block, -(-(starts + width) // block)
+  lows[1:] = np.maximum(lows[1:], highs[:-1])  # Two runs may share a block.
+  counts = highs - lows
+  ends = np.cumsum(counts)
+  blocks = np.repeat(highs - ends, counts) + np.arange(ends[-1])
   values = blocks.size * block
-  if blocks[-1] == total // block:  # The last one, which is shorter.
-    values += total % block - block
-  return _Cover(blocks, values, nth.reshape(-1) * block + flat % block)
+  if blocks[-1] == box.piece.size // block:  # The last one, which is shorter.
+    values += box.piece.size % block - block
+  if values == box.size:
+    return _Cover(blocks, values, None)
+  begin = np.searchsorted(blocks, starts // block) * block + starts % block
+  if begin.size == 1:
+    return _Cover(blocks, values, slice(begin[0], begin[0] + width))
+  positions = begin[:, None] + np.arange(width)
+  return _Cover(blocks, values, positions.reshape(-1))
 
 
 def _run(box: Slice) -> tuple[int, int]:

@@ -12,6 +12,7 @@ every process: layout, codecs, schedule, model, data.
   step_profiler  traces of inner steps by jax.profiler, and their MFU
   heldout        loss on held-out text
   bind_policy       refuses to listen where strangers could connect
+  allocator      one heap for all threads, which keeps what they free
   logs           log lines, as text or JSON
   command        runs the commands that take a training configuration
   threads        a worker thread, an inbox

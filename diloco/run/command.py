@@ -11,7 +11,7 @@ from diloco.config import flags as config_flags
 from diloco.config.run_config import RunConfig
 from diloco.metrics.workdir import check_folder
 from diloco.monitoring import monitor_flags
-from diloco.run import logs, threads
+from diloco.run import allocator, logs, threads
 
 
 def run_command(
@@ -48,6 +48,7 @@ def run_command(
     config = config_flags.load()
     logs.keep_ours(config.name, **config_flags.who())
     if role:
+      allocator.keep_memory()
       threads.Pulse(_say_stood)
     if access:
       with config_flags.refusing():

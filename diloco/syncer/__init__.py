@@ -10,7 +10,6 @@ and performs its effects; shards do what is to be done with bytes.
   shard              the bytes of one shard
   shard_coordinator  all shards as one: who is here, jobs, orders, answers
   shard_server       a shard in a process of its own (`diloco.syncer_shard`)
-  allocator          one heap for all threads
   storage            ledger and checkpoints
   results            the final Θ and the summary
   stats              counts for `status.json`, `summary.json` and the event log

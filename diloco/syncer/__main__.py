@@ -12,7 +12,6 @@ from diloco.config import flags as config_flags
 from diloco.metrics import files
 from diloco.metrics.workdir import SYNCER, Workdir, folder_at
 from diloco.run.command import run_command
-from diloco.syncer.allocator import use_one_arena
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
 _BIND = flags.DEFINE_string(
@@ -22,7 +21,6 @@ _BIND = flags.DEFINE_string(
 
 def main(config) -> int:
   """Serves one run to its end: 0, or 143 where it was stopped before."""
-  use_one_arena()
   # Not at the top: --help, and a flag or key that is refused, need no jax.
   import jax
 

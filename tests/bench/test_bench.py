@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from diloco.bench import __main__ as bench_main
-from diloco.bench import measurement, real_run, rows
+from diloco.bench import measurement, rows
 from diloco.bench.measurement import (
   BenchFailed,
   BenchFigure,
@@ -21,7 +21,6 @@ from diloco.bench.rows import ROWS
 from diloco.config.sections import ConfigError
 from diloco.numerics import codec
 from diloco.sizing import planner
-from launch import program
 from tests.commands import output, refused
 
 pytestmark = pytest.mark.beside
@@ -173,10 +172,6 @@ def test_quantiles_by_hand():
   assert [quantile(values, q) for q in (0.0, 0.5, 0.99, 1.0)] == [
     1.0, 50.0, 99.0, 100.0,
   ]  # fmt: skip
-
-
-def test_processes_get_the_allocator_settings_of_the_launcher():
-  assert real_run.MALLOC == program.MALLOC
 
 
 def test_growth_is_the_last_third_over_the_first():

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.skipif(
 # malloc_info writes XML with an element for each heap.
 HEAPS = """
 import ctypes, os, sys, threading
-from diloco.syncer.allocator import use_one_arena
+from diloco.run.allocator import keep_memory
 
 if sys.argv[1] == 'one':
-  assert use_one_arena()
+  assert keep_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.fdopen.restype = ctypes.c_void_p
 held = threading.Barrier(4)
