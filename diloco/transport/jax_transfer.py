@@ -199,6 +199,9 @@ class JaxPublisher:
         data = _aligned(make())
       except data_plane.NotOffered:
         continue
+      except Exception as error:  # noqa: BLE001 - ends this offer, not others.
+        logging.getLogger(__name__).error('%d is not offered: %r', handle, error)
+        continue
       ahead.append(weakref.ref(data.base))
       arrays = _placed(data)
       with self._lock:

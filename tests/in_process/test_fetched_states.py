@@ -122,6 +122,15 @@ def pair():
   return Pair()
 
 
+def test_a_donation_that_can_not_begin_lets_go_of_the_boundary(pair):
+  released = []
+  held = HeldState(None, None, lambda: released.append(True))
+  said = host_messages.DonateAt(*NEWCOMER, (1,), 'of no mesh')
+  with pytest.raises(ValueError):
+    pair.donor.donate(said, STEP, [], held)
+  assert released
+
+
 @pytest.mark.parametrize('host', [0, 1])
 def test_a_donor_that_loses_a_host_in_mid_pull_gives_nothing(host, pair):
   """Whichever it was: no host uses what it has, until another donor gives."""

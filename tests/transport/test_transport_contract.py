@@ -288,3 +288,14 @@ def test_contract_late_offers_are_made_as_they_are_pulled(pair, monkeypatch):
   pair.publisher.offer(9, over)
   with pytest.raises(pair.unknown):
     pair.fetcher.pull(Payload(9, 'raw', 1, 0), pair.unknown_s)
+
+
+def test_contract_one_late_offer_that_fails_does_not_end_the_others(pair):
+  def broken():
+    raise RuntimeError('it can not be made')
+
+  data = np.arange(5, dtype=np.uint8)
+  pair.publisher.offer(1, broken)
+  pair.publisher.offer(2, lambda: data)
+  got = pair.fetcher.pull(Payload(2, 'raw', 5, zlib.crc32(data)), WAIT_S)
+  np.testing.assert_array_equal(got, data)

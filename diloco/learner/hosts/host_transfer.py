@@ -209,9 +209,12 @@ class HostTransfer:
       each as one payload for each host of the newcomer.
     """
     newcomer = order.learner, order.incarnation
-    self.end_donations(newcomer)
-    taker = payload_parts.read_partition(self._run_spec, order.partition)
-    publisher = self._plane.publisher(f'newcomer {newcomer[0]}')
+    with contextlib.ExitStack() as unless_offered:
+      unless_offered.callback(state.release)
+      self.end_donations(newcomer)
+      taker = payload_parts.read_partition(self._run_spec, order.partition)
+      publisher = self._plane.publisher(f'newcomer {newcomer[0]}')
+      unless_offered.pop_all()
     donation = self._donations[newcomer] = _Donation(publisher, state.release)
     parts_of_state = host_parts.to_host(state.inner_state)
     columns = [
