@@ -200,7 +200,9 @@ class JaxPublisher:
       except data_plane.NotOffered:
         continue
       except Exception as error:  # noqa: BLE001 - ends this offer, not others.
-        logging.getLogger(__name__).error('%d is not offered: %r', handle, error)
+        logging.getLogger(__name__).error(
+          '%d is not offered: %r', handle, error
+        )
         continue
       ahead.append(weakref.ref(data.base))
       arrays = _placed(data)
