@@ -165,7 +165,7 @@ def test_fuzz_of_the_codec_and_the_machine(seed):
     assert refusals in (0, 1), (index, message)
     fates['refused by the machine' if refusals else 'accepted'] += 1
   assert fates.total() == BY_DECODE
-  assert fates['accepted'] > 100, fates
+  assert fates['accepted'] > 50, fates  # With 44 seeds it was 95 to 141.
   assert fates['refused by the machine'] > 100, fates
   assert judge.refused[HONEST] == 0
   versions = [p.version for p in judge.published if p.fragment == 0]
