@@ -14,21 +14,18 @@ def keep_memory() -> bool:
   merge faults their pages in again: on 2 cores the quickstart's first 150 steps
   took 22 s, and 17 s with memory that is kept. It also gives each thread a heap
   of its own, each of which keeps as much as its thread ever held at once: 13
-  bytes a parameter at a syncer, 7 at a learner. Threads that exist keep their
-  heaps, so it is called before any is started.
+  bytes a parameter at a syncer. Threads that exist keep their heaps, so it is
+  called before any is started.
 
   Returns:
-    True if it took effect: other C libraries have no such settings.
+    True if there is one heap. Other C libraries have no such settings, and may
+    refuse thresholds that are so high.
   """
   try:
     mallopt = ctypes.CDLL(None).mallopt
   except (AttributeError, OSError):
     return False
-  settings = (
-    (_M_ARENA_MAX, 1),
-    (_M_MMAP_THRESHOLD, 1 << 30),
-    (_M_TRIM_THRESHOLD, 1 << 30),
-    (_M_TOP_PAD, 1 << 26),
-  )
-  took = [mallopt(*setting) for setting in settings]
-  return all(took)
+  mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+  mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+  mallopt(_M_TOP_PAD, 1 << 26)
+  return mallopt(_M_ARENA_MAX, 1) == 1

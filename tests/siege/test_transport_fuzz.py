@@ -25,7 +25,7 @@ from tests.siege.small_syncer import CONFIG, HONEST, GoodLearner, Judge
 pytestmark = pytest.mark.beside
 
 OVER_THE_WIRE = 2_000
-BY_DECODE = 5000
+BY_DECODE = 8000
 ATTACKERS = 4  # Threads; each is a learner id of its own.
 MEDIAN_S = 5.0  # For an answer, on a machine that is busy with other things.
 # Frozen with the machine, it is no session that never says hello.
@@ -165,7 +165,8 @@ def test_fuzz_of_the_codec_and_the_machine(seed):
     assert refusals in (0, 1), (index, message)
     fates['refused by the machine' if refusals else 'accepted'] += 1
   assert fates.total() == BY_DECODE
-  assert fates['accepted'] > 50, fates  # With 44 seeds it was 95 to 141.
+  # Of 5,000 bodies 94 to 141 are, by the seed.
+  assert fates['accepted'] > 100, fates
   assert fates['refused by the machine'] > 100, fates
   assert judge.refused[HONEST] == 0
   versions = [p.version for p in judge.published if p.fragment == 0]
