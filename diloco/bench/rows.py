@@ -580,9 +580,16 @@ def measure_memory(settings: BenchSettings) -> Iterator[BenchFigure]:
       return run.peak_bytes(SYNCER)
 
   def of_host(millions: float, hosts: int) -> int:
-    meshes = {'protocol.learners': 1, 'mesh.fsdp': hosts, SAVE: 20}
-    overrides = {**EVERY_8, 'run.step_floor_s': 0.05, **bowl(millions)}
-    with RealRun({**overrides, **meshes}) as run:
+    # With steps too short for a round, each offer that waits keeps a copy.
+    overrides = {
+      **EVERY_8,
+      **bowl(millions),
+      'run.step_floor_s': sleep_s(millions),
+      'protocol.learners': 1,
+      'mesh.fsdp': hosts,
+      SAVE: 20,
+    }
+    with RealRun(overrides) as run:
       run.start_syncer()
       run.start_learner(0, hosts)
       run.until_steps(0, settings.pick(60, 2))
