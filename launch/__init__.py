@@ -11,6 +11,7 @@ elsewhere too.
   local        the command for one machine, and one run of it
   train        the same on a text of one's own
   preflight    what a run here would fail of; `epochs`: of its text
+  variables    environment by role, and flags of accelerators
   chips        which of this machine's accelerators its learners get
   real_sweep   the runs of a sweep, one after the other
   chaos        the command that runs processes under a plan of faults

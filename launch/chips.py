@@ -16,6 +16,7 @@ from diloco.config.hardware import CPU, PLATFORMS, V5E, V5P, V6E, Chip
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import learner_name
+from launch import variables
 from launch.program import Program
 
 # Facts about libtpu are from JAX's own harness of several processes on one
@@ -310,6 +311,10 @@ def dealt(
       for i in range(0, len(mine), each)
     )
     roles.append(dataclasses.replace(role, own_environments=own))
+    if len(mine) > 1:
+      kind = variables.TPU if devices.platform == TPU else variables.GPU
+      flags = variables.on(kind, role.environment, environment)
+      roles[-1] = dataclasses.replace(roles[-1], environment=flags)
   (first,) = (role for role in roles if role.name == learner_name(0))
   evaluate = dataclasses.replace(
     whole.evaluate, own_environments=first.own_environments[:1]

@@ -19,7 +19,7 @@ from diloco.config.unlike import Setup
 from diloco.metrics.workdir import Workdir
 from diloco.sizing import memory
 from diloco.transport import planes
-from launch import program
+from launch import program, variables
 from launch.program import EVALUATOR, LEARNER, SHARD, SYNCER, Task
 
 CPU = 'cpu'
@@ -57,6 +57,13 @@ class Accelerator:
   @property
   def is_tpu(self) -> bool:
     return self.slice is not None
+
+  @property
+  def platform(self) -> str:
+    """Returns a key of `variables.OVERLAP`; '' with one chip, or none."""
+    if self.hosts * self.chips_per_host < 2:
+      return ''
+    return variables.TPU if self.is_tpu else variables.GPU
 
 
 TPUS = {
@@ -184,6 +191,9 @@ class JobOptions:
     'First of the ports at which roles serve /metrics and /status to all that '
     'reach them; 0: nowhere.',
   )
+  env: tuple[str, ...] = option(
+    (), 'NAME=VALUE for all processes, or ROLE:NAME=VALUE, as learner:X=1.'
+  )
   python: str = 'python'  # There.
   secret_files: tuple[str, ...] = ()  # Names of the files of `secret`.
   knows_peers: bool = False  # TLS or a token.
@@ -224,6 +234,10 @@ class JobSpec(JobOptions):
     """Returns the port at which a role serves /metrics; 0: at none."""
     first, shards = self.metrics_port, 1 + len(self.shards)
     return first and program.metrics_port(first, role, shards)
+
+  def variables(self, role: Task) -> variables.Variables:
+    """Returns the environment of a role's processes."""
+    return variables.joined((*self.environment, *role.environment))
 
   def secret_of(self, role: Task) -> str:
     return self.secret.replace('{role}', role.name)
@@ -282,9 +296,16 @@ def launch(
   shared = (*config_arguments, f'--workdir={asked.workdir}')
   for role in program.tasks(config, shared, access, log, config.data.shards):
     place, own = learner_places.get(role.learner, (syncer_place, ()))
-    arguments = (*role.arguments, *own)
+    own_variables = variables.of_kind(asked.env, role.kind)
+    if role.kind == LEARNER and (platform := place.accelerator.platform):
+      own_variables = variables.on(platform, own_variables)
     by_kind[role.kind].append(
-      dataclasses.replace(role, arguments=arguments, resources=place)
+      dataclasses.replace(
+        role,
+        arguments=(*role.arguments, *own),
+        resources=place,
+        environment=own_variables,
+      )
     )
   at_first = asked.learners_at_first
   options = {
@@ -360,6 +381,7 @@ def _problems(config: RunConfig, asked: JobOptions, name: str) -> Iterator[str]:
     yield f'--workdir={asked.workdir}: must be absolute, on other machines'
   if not 0 < asked.port < 65536:
     yield f'--port={asked.port}: must be in 1 … 65535'
+  yield from variables.problems(asked.env, program.KINDS)
   sizes = 'syncer_cpus', 'syncer_memory_gib', 'storage_gib'
   for field in ('restarts_max', *sizes):
     if getattr(asked, field) < 0:

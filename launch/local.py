@@ -475,6 +475,11 @@ def define_flags() -> None:
     'use them and there are several learners.',
     lower_bound=0,
   )
+  absl_flags.DEFINE_multi_string(
+    'env',
+    [],
+    'NAME=VALUE for all processes, or ROLE:NAME=VALUE, as learner:X=1.',
+  )
   absl_flags.DEFINE_string(
     'device_root', '/', 'Folder whose dev and sys tell of accelerators.'
   )
@@ -522,6 +527,7 @@ def read_program(
     flags.log_arguments(),
     learners,
     values.metrics_port,
+    values.env,
   )
   return chips.dealt(whole, config, devices, os.environ) if devices else whole
 

@@ -155,10 +155,9 @@ def check_devices(
     if mesh.devices != devices:
       raise ConfigError(
         [
-          f'mesh.fsdp={mesh.fsdp} * mesh.expert={mesh.expert} * '
-          f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: learner {i} '
-          f'has {devices} here, of the CPU; --cpu_devices makes as many as '
-          'the mesh has out of CPU cores'
+          f'{mesh.product} = {mesh.devices} devices: learner {i} has '
+          f'{devices} here, of the CPU; --cpu_devices makes as many as the '
+          'mesh has out of CPU cores'
         ]
       )
 

@@ -13,9 +13,10 @@ from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import EVALUATOR, Workdir, learner_name, shard_name
 from diloco.monitoring import monitor_flags
 from diloco.transport import sockets
+from launch import variables
+from launch.variables import XLA_FLAGS
 
 COMPILED = 'JAX_COMPILATION_CACHE_DIR'
-XLA_FLAGS = 'XLA_FLAGS'
 FORCED = '--xla_force_host_platform_device_count'
 
 SYNCER = 'syncer'
@@ -59,6 +60,7 @@ class Task:
   arguments: tuple[str, ...]
   learner: int | None = None  # Its id.
   resources: Any = None  # `job.Resources`; None on this machine.
+  environment: variables.Variables = ()  # Added to that of all processes.
 
   @property
   def module(self) -> str:
@@ -250,16 +252,20 @@ def program(
   log_arguments: Sequence[str] = (),
   learners: Sequence[Processes] = (),
   first_port: int = 0,
+  asked: Sequence[str] = (),
 ) -> Program:
   """The syncer's S processes, M learners, perhaps an evaluator; evaluation.
 
   Args:
     address: 'host:port' at which the syncer listens.
     first_port: first of the ports of /metrics; 0: none serves it.
+    asked: environment variables, by role; see `variables`.
 
   Raises:
-    ConfigError: there are not so many ports.
+    ConfigError: there are not so many ports, or no such role to ask for.
   """
+  if problems := [*variables.problems(asked, KINDS)]:
+    raise ConfigError(problems)
   of_each = learners or [Processes()] * config.protocol.learners
   hosts = max(each.hosts for each in of_each)
   shared = (*config_arguments, f'--workdir={workdir.root}')
@@ -284,7 +290,9 @@ def program(
       optional=kind.optional or is_newcomer,
       leave_s=kind.leave_s,
       hosts=process.hosts,
-      environment=process.environment,
+      environment=variables.joined(
+        (*process.environment, *variables.of_kind(asked, task.kind))
+      ),
       metrics_port=first_port
       and metrics_port(first_port, task, config.syncer.shards, hosts),
     )

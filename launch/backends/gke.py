@@ -262,7 +262,7 @@ def _beside(whole: JobSpec, role: Task, mounts: list) -> list[dict] | None:
     image=whole.image,
     command=[whole.python, '-m', whole.evaluator.module],
     args=_arguments(whole, whole.evaluator),
-    env=_environment(whole),
+    env=_environment(whole, whole.evaluator),
     mounts=mounts,
   )
   return [evaluator]
@@ -288,7 +288,7 @@ def _container(whole: JobSpec, role: Task, mounts: list) -> dict:
     python=whole.python,
     module=role.module,
     args=_arguments(whole, role),
-    env=_environment(whole, *own),
+    env=_environment(whole, role, *own),
     resources=_resources(role),
     mounts=mounts,
     ports=opened or None,
@@ -305,10 +305,10 @@ def _container(whole: JobSpec, role: Task, mounts: list) -> dict:
   return container
 
 
-def _environment(whole: JobSpec, *own: dict) -> list[dict]:
+def _environment(whole: JobSpec, role: Task, *own: dict) -> list[dict]:
   shared = (
     {'name': name, 'value': _literal(value)}
-    for name, value in whole.environment
+    for name, value in whole.variables(role)
   )
   return [_field('DILOCO_HOST', 'status.podIP'), *own, *shared]
 

@@ -479,7 +479,7 @@ def secret_name(prefix: str, file_name: str) -> str:
 def _docker(
   whole: JobSpec, role: Task, options: Sequence[str], known: Addresses
 ) -> str:
-  environment = [f'--env={key}={value}' for key, value in whole.environment]
+  environment = [f'--env={key}={value}' for key, value in whole.variables(role)]
   fixed = shlex.join(
     ['docker', 'run', '--network=host', *options, *environment]
   )

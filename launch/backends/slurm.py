@@ -178,8 +178,9 @@ def _script(whole: JobSpec, name: str, role: Task) -> str:
   functions, log = {'run_role': command}, ''
   if role.kind == SYNCER and whole.evaluator:
     log = f'{logs}/{whole.evaluator.name}.log'
+    own = ('env', *map('='.join, whole.evaluator.environment))
     functions['run_evaluator'] = shell_command(
-      [whole.python], whole, whole.evaluator, Addresses('$host')
+      [*own, whole.python], whole, whole.evaluator, Addresses('$host')
     )
   values = {
     'name': name,
@@ -193,6 +194,6 @@ def _script(whole: JobSpec, name: str, role: Task) -> str:
     'leave_s': LEAVE_S,
     'restarts_max': whole.restarts_max,
   }
-  exported = {f'export {key}': value for key, value in whole.environment}
+  exported = {f'export {key}': value for key, value in whole.variables(role)}
   title = f'{name}: written by launch.main; read by sbatch.'
   return script('slurm.sh', title, {**exported, **values}, functions)

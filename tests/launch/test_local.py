@@ -84,7 +84,10 @@ REFUSED = (
   ),
   ('--config.outer.nesterov=2', 'outer.nesterov=2: must be of type bool'),
   ('--config.transport.host=0.0.0.0', "transport.host='0.0.0.0': learners can"),
-  ('--config.mesh.fsdp=2', 'mesh.fsdp=2 * mesh.expert=1 * mesh.tensor=1 = 2'),
+  (
+    '--config.mesh.fsdp=2',
+    'mesh.fsdp=2 * mesh.expert=1 * mesh.context=1 * mesh.tensor=1 = 2',
+  ),
   ('--config.model.kind=nowhere:make', 'there is no module nowhere'),
   (
     '--config.model.kind=experiments.own_model:nope',
