@@ -21,7 +21,7 @@ from diloco.lab.decoupled import Decoupled
 from diloco.lab.outputs import LabObserver, Recording, ShownProgress, Trained
 from diloco.metrics.workdir import Workdir
 from diloco.run.spec import RunSpec, make_run_spec
-from diloco.sweeps import sweep
+from diloco.sweeps import code, sweep
 
 # One training run in one process, in simulated time, with reproducible bits.
 #
@@ -99,6 +99,7 @@ def make(
     place = checkpoints.state['observer']
   shown = ShownProgress(learners, config.protocol.total_steps)
   observer = Recording(workdir, config, place, shown)
+  code.fingerprint()  # Of what is about to run, not of later changes.
   try:
     trained = train(run_spec, observer=observer, checkpoints=checkpoints)
   finally:
@@ -129,6 +130,7 @@ def result_of(trained: Trained, wall_s: float) -> sweep.SeedResult:
     age_steps=trained.age_steps,
     old_share=trained.old_share,
     delay_steps=trained.tally.mean_delay_steps,
+    code=code.fingerprint(),
   )
 
 

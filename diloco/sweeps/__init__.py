@@ -7,5 +7,6 @@ files. Nothing here imports jax.
 
   sweep            variants, results, differences and their intervals
   making           --sweep, --seeds, --only; configurations, missing runs, table
+  code             a fingerprint of what results depend on
   recorded_result  the result of a run of processes, from its folder
 """

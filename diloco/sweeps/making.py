@@ -32,6 +32,7 @@ LOCK = 'sweep.lock'
 COLUMNS = (
   'variant', 'seeds', 'loss', '±', 'against it', 'participation',
   'age, steps', 'older than 1.5', 'delay, steps', 'goodput', 'M tokens merged',
+  'code',
 )  # fmt: skip
 
 LAB = 'lab.'  # Keys that mean something in the lab only.
@@ -221,6 +222,7 @@ def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
         _text(each.mean_of('delay_steps')),
         _text(each.mean_of('goodput')),
         _text(each.merged_tokens, factor=1e-6),
+        each.code,
       )
     )
   return text_tables.plain(text_tables.table(None, COLUMNS, cells))

@@ -12,6 +12,7 @@ from diloco.metrics import figures, recorded_run, token_ledger
 from diloco.metrics.jsonl import CorruptLine, read_jsonl
 from diloco.metrics.recorded_run import NoReport, RecordedRun
 from diloco.metrics.workdir import Workdir
+from diloco.sweeps import code
 from diloco.sweeps.sweep import BadResult, SeedResult
 
 CurvePoint = tuple[int, int, float]  # Global step, tokens, loss.
@@ -61,6 +62,7 @@ def read(workdir: Workdir, config: RunConfig) -> SeedResult:
     old_share=values['old_share'],
     delay_steps=statistics.fmean(delays) if delays else None,
     unexplained_tokens=token_ledger.unexplained(rows.values()),
+    code=code.fingerprint(),
   )
 
 

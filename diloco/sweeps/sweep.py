@@ -57,6 +57,7 @@ class SeedResult:
   # Mean steps between a copy of a fragment and its update.
   delay_steps: float | None = None
   unexplained_tokens: int | None = None  # 0, or the ledger does not balance.
+  code: str = ''  # `code.fingerprint`; empty in older results.
 
 
 def variants(sweep: Callable) -> list[Variant]:
@@ -214,6 +215,11 @@ class Comparison:
     """Mean of a field over the results that have it; None if none does."""
     known = [x for r in self.results if (x := getattr(r, name)) is not None]
     return statistics.fmean(known) if known else None
+
+  @property
+  def code(self) -> str:
+    """Fingerprints of the code that made the results."""
+    return ', '.join(sorted({result.code or '-' for result in self.results}))
 
   @property
   def merged_tokens(self) -> float | None:
