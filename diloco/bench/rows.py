@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import jax
 import numpy as np
 
 from diloco.bench.measurement import (
@@ -44,14 +45,16 @@ from diloco.config.sections import CheckpointConfig, defaults
 from diloco.fleets import fleet
 from diloco.fleets.failures import FaultEvents
 from diloco.fleets.fleet import Fleet
+from diloco.learner.programs import StepPrograms
 from diloco.metrics import names
 from diloco.metrics.workdir import learner_name
+from diloco.models.flops import step_flops
 from diloco.numerics import codec, merge, outer, payload
 from diloco.protocol import shard_messages as orders
 from diloco.protocol.config import ProtocolConfig
 from diloco.run import payload_parts
 from diloco.run.payload_parts import announced
-from diloco.run.spec import RunSpec, make_run_spec
+from diloco.run.spec import RunSpec, decoder_config, make_run_spec
 from diloco.simulator.network import Network
 from diloco.syncer.outer_state import make_optimizer
 from diloco.syncer.shard import Shard
@@ -62,6 +65,16 @@ COPY_OF_VALUES = 'a copy of the f32 values'
 FEW, MANY = 2, 8  # Learners of a round.
 WIRE = 'int4'  # The default of both directions.
 FRAGMENTS = 24  # Of the simulator.
+LAB_STEPS, PRODUCT = 20, 256
+# That of the lab's studies, and one of twice its width.
+LAB_MODELS = {
+  name: {
+    'model.kind': 'decoder', 'model.layers': 2, 'model.d_model': width,
+    'model.heads': width // 16, 'model.kv_heads': width // 32,
+    'model.head_dim': 16, 'model.d_ff': 3 * width, 'data.seq_len': 64,
+  }
+  for name, width in (('131 k', 64), ('459 k', 128))
+}  # fmt: skip
 
 
 def copying(values: int) -> Callable[[], object]:
@@ -497,6 +510,48 @@ def measure_decoder(settings: BenchSettings) -> Iterator[BenchFigure]:
     yield duration(f'{name} step', 'ms', f(steps_s), f(twin_s), TWIN)
 
 
+def measure_step(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Measures inner steps of the lab's models beside a product of their FLOPs.
+
+  Rows are those of a learner of M = 8, 4 and 2, and of data-parallel.
+  """
+  rng = np.random.default_rng(0)
+  for name, model in LAB_MODELS.items():
+    for rows in settings.pick((4, 8, 16, 32), (8,)):
+      raw = get_config()
+      raw.update_from_flattened_dict({**model, 'data.batch': rows})
+      run_spec = make_run_spec(run_config.build(raw), reads_text=False)
+      programs = StepPrograms(run_spec, jax.devices()[:1])
+      tokens = rng.integers(0, 256, (rows, raw.data.seq_len + 1), np.int32)
+      batch = programs.put_batch({'tokens': tokens})
+      state = [*programs.draw()]
+
+      def step(programs=programs, state=state, batch=batch):
+        for i in range(LAB_STEPS):
+          *state[:], _ = programs.step(*state, batch, 1e-3, (0, i))
+        jax.block_until_ready(state)
+
+      sizes, length = decoder_config(run_spec.config), raw.data.seq_len
+      flops = step_flops(sizes, rows, length).total
+      count = tokens[:, 1:].size * LAB_STEPS
+      matrix = np.ones((PRODUCT, PRODUCT), np.float32)
+      times = round(LAB_STEPS * flops / (2 * PRODUCT**3))
+
+      def product(matrix=matrix, times=times):
+        for _ in range(times):
+          np.dot(matrix, matrix)
+
+      yield Comparison(
+        f'{name} parameters, {rows} rows',
+        'µs a token',
+        lambda seconds, count=count: 1e6 * seconds / count,
+        step,
+        product,
+        'products of as many FLOPs',
+        settings.pick(15, 2),
+      ).measure()
+
+
 def _start_both(run: RealRun, rounds: int):
   """Starts a syncer and two learners; waits for rounds with each."""
   run.start_syncer()
@@ -704,6 +759,9 @@ ROWS = {
   ),
   'decoder': BenchRow(
     'step of a small decoder, with and without syncing', measure_decoder, 40.0
+  ),
+  'step': BenchRow(
+    "an inner step of the lab's models, by rows", measure_step, 30.0
   ),
   'memory': BenchRow(
     "the syncer's memory and a learner's, by parameter", measure_memory, 160.0

@@ -94,8 +94,8 @@ diloco/replay: CONFIG LOW absl diloco.learner diloco.run diloco.syncer jax numpy
 diloco/lab: CONFIG LOW SIMULATOR absl diloco.learner diloco.pages.text_tables
   diloco.run diloco.sweeps diloco.syncer jax numpy
 # It measures all of the others, and starts processes as users do.
-diloco/bench: CONFIG LOW SIMULATOR absl diloco.pages diloco.run diloco.syncer
-  jax ml_collections numpy rich
+diloco/bench: CONFIG LOW SIMULATOR absl diloco.learner diloco.pages diloco.run
+  diloco.syncer jax ml_collections numpy rich
 diloco/sizing: CONFIG LOW absl diloco.config.hardware diloco.learner diloco.run
   jax numpy
 # Arithmetic, and its text: no jax.
