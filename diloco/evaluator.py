@@ -7,7 +7,8 @@ Every `run.eval_every_rounds` rounds it takes the syncer's newest checkpoint and
 writes validation loss and bits per byte to metrics/evaluator.jsonl and to
 TensorBoard. It needs only the folder, and no other process depends on it; the
 configuration is that in RUN, unless there is a --config. It uses one thread of
-the CPU, at low priority. Exit code 0: the run is over.
+the CPU, at low priority; with --accelerators, the model is spread over those of
+this machine, which no learner may use. Exit code 0: the run is over.
 """
 
 import math
@@ -40,6 +41,9 @@ from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec, make_run_spec
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
+_ACCELERATORS = flags.DEFINE_bool(
+  'accelerators', False, 'Evaluate on the accelerators of this machine.'
+)
 LOOK_EVERY_S = 0.5
 AGAIN_ROUNDS = 1024  # A restarted syncer may resume this many rounds earlier.
 # Metric with the round of Θ, from which a restarted evaluator resumes.
@@ -177,7 +181,8 @@ class MergedTokens:
 
 def main(config) -> int:
   """Follows the run to its end."""
-  jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
+  if not _ACCELERATORS.value:
+    jax.config.update('jax_platforms', 'cpu')  # Devices are the learners'.
   os.nice(NICE)
   root, folder = pathlib.Path(_WORKDIR.value), config.checkpoint.folder
   workdir = Workdir(root, folder_at(folder))

@@ -4,8 +4,9 @@
   python -m diloco.generate RUN \\
     [--prompt='def '] [--length=200] [--temperature=0.8] [--top_k=40] [--seed=0]
 
-Prints the prompt and what follows. The same seed gives the same text. The
-configuration is that in RUN, unless there is a --config.
+Prints the prompt and what follows; several --prompt are continued at once. The
+same seed gives the same text. The configuration is that in RUN, unless there is
+a --config. The model is spread over the devices of this machine.
 """
 
 import os
@@ -17,16 +18,17 @@ from diloco.config import flags as config_flags
 from diloco.data.tokenizers import BYTES
 from diloco.evaluation import sampling
 from diloco.evaluation.final_evaluation import (
-  check_has_logits,
+  checked_language,
   final_parameters,
 )
 from diloco.metrics.run_progress import ProgressLine, counted
 from diloco.metrics.workdir import Workdir
+from diloco.run import on_devices
 from diloco.run.command import run_command
 from diloco.run.spec import make_run_spec
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
-_PROMPT = flags.DEFINE_string('prompt', '\n', 'Text to go on from.')
+_PROMPT = flags.DEFINE_multi_string('prompt', '\n', 'Text to go on from.')
 _LENGTH = flags.DEFINE_integer('length', 200, 'Tokens to draw.', lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float(
   'temperature', 0.8, 'Below 1 prefers likely tokens; 0 takes the likeliest.'
@@ -42,31 +44,34 @@ _SEED = flags.DEFINE_integer(
 def main(config) -> int:
   """Prints; 78 where the model or the prompt will not do."""
   # What the shell gave, to the byte, even where it is no UTF-8.
-  prompt = os.fsencode(_PROMPT.value)
+  prompts = list(map(os.fsencode, _PROMPT.value))
   with ProgressLine() as line, config_flags.refusing():
     line.say('reads the model')
     if config.data.tokenizer == BYTES.name:
-      sampling.check_prompt(prompt, config.model.vocab)
+      for prompt in prompts:
+        sampling.check_prompt(prompt, config.model.vocab)
     run_spec = make_run_spec(config)
     tokenizer = run_spec.text.tokenizer
-    begun = tokenizer.encode([prompt])[0][:-1]  # It goes on: without an end.
-    if not len(begun):
+    # They go on: without an end.
+    begun = [each[:-1].tolist() for each in tokenizer.encode(prompts)]
+    if not all(begun):
       raise ValueError('prompt: is empty, there is nothing to go on from')
-    check_has_logits(run_spec.model, config.model.kind)
+    language = checked_language(run_spec.model, config.model.kind)
     params = final_parameters(run_spec, Workdir(pathlib.Path(_WORKDIR.value)))
     sampler = sampling.Sampler(
-      run_spec.model,
+      language,
+      on_devices.of_run(run_spec),
       params,
       config.data.seq_len,
       _TEMPERATURE.value,
       _TOP_K.value,
       tokenizer.vocab,
     )
-    tokens = sampler.sample(begun.tolist(), _LENGTH.value, _SEED.value)
+    tokens = sampler.sample(begun, _LENGTH.value, _SEED.value)
     through = counted(range(_LENGTH.value), line.say, lambda _: 'tokens')
-    drawn = [next(tokens) for _ in through]
-  text = tokenizer.decode([*begun.tolist(), *drawn])
-  print(text.decode(errors='replace'))
+    drawn = zip(*(next(tokens) for _ in through))
+    texts = [tokenizer.decode([*x, *y]) for x, y in zip(begun, drawn)]
+  print('\n\n'.join(text.decode(errors='replace') for text in texts))
   return 0
 
 

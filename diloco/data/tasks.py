@@ -10,7 +10,7 @@ as a continuation of the context.
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 FIELDS = ('context', 'choices', 'answer')
 
@@ -24,18 +24,12 @@ class Question:
   answer: int
 
 
-def read_questions(
-  path: pathlib.Path, vocab: int, choice_bytes_max: int
-) -> list[Question]:
-  """Returns the questions of a task file, checked for a model of bytes.
-
-  Args:
-    vocab: larger byte values are unknown to the model.
-    choice_bytes_max: a longer choice does not fit after any context.
+def read_questions(path: pathlib.Path) -> list[Question]:
+  """Returns the questions of a task file.
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: a line is not a question that the model can be asked; gives the
+    ValueError: a line is not a question that a model can be asked; gives the
       number of the first one.
   """
   if not path.is_file():
@@ -44,7 +38,7 @@ def read_questions(
   for number, line in enumerate(path.read_bytes().splitlines(), start=1):
     try:
       question = _question(line)
-      for problem in _problems(question, vocab, choice_bytes_max):
+      for problem in _problems(question):
         raise ValueError(problem)
     except ValueError as error:  # Includes broken JSON and broken UTF-8.
       raise ValueError(f'{path}, line {number}: {error}') from None
@@ -73,9 +67,7 @@ def _question(line: bytes) -> Question:
   return Question(context, tuple(choices), answer)
 
 
-def _problems(
-  question: Question, vocab: int, choice_bytes_max: int
-) -> Iterator[str]:
+def _problems(question: Question) -> Iterator[str]:
   choices = question.choices
   if len(choices) < 2:
     yield f'choices: are {len(choices)}, must be at least 2'
@@ -84,19 +76,7 @@ def _problems(
   if not 0 <= question.answer < len(choices):
     yield f'answer={question.answer}: must be in 0 … {len(choices) - 1}'
   if not question.context:
-    yield 'context: is empty, the first byte of a choice follows nothing'
+    yield 'context: is empty, the beginning of a choice follows nothing'
   for i, choice in enumerate(choices):
-    size = len(choice.encode())
-    if not 1 <= size <= choice_bytes_max:
-      yield (
-        f'choices[{i}]: has {size} bytes, must be 1 … {choice_bytes_max}, '
-        'the length of the sequences that the model was trained on'
-      )
-  for name, text in [('context', question.context), *_named(choices)]:
-    if foreign := sorted({b for b in text.encode() if b >= vocab}):
-      names = ', '.join(f'0x{byte:02x}' for byte in foreign)
-      yield f'{name}: has the bytes {names}, the vocabulary is {vocab}'
-
-
-def _named(choices: Sequence[str]) -> Iterator[tuple[str, str]]:
-  return ((f'choices[{i}]', choice) for i, choice in enumerate(choices))
+    if not choice:
+      yield f'choices[{i}]: is empty'

@@ -4,11 +4,11 @@
 import json
 import pathlib
 import re
-import sys
 from collections.abc import Mapping
 
 from diloco.data.tasks import read_questions
-from diloco.data.tokenizers import BYTES, Tokenizer
+from diloco.data.tokenizers import Tokenizer
+from diloco.evaluation.final_evaluation import choice_rows
 from diloco.models import hf_export
 from diloco.models.decoder_config import DecoderConfig
 
@@ -62,8 +62,7 @@ def task_files(
       f'--task={task}: lm-eval reads a tokenizer.json, which there is not of '
       f'data.tokenizer={tokenizer.name!r}'
     )
-  longest = seq_len if tokenizer is BYTES else sys.maxsize
-  read_questions(task, BYTES.vocab, longest)
+  choice_rows(read_questions(task), tokenizer, seq_len, tokenizer.vocab)
   questions = f'{task.stem}.jsonl'
   settings = f"""\
 # lm_eval --model hf --model_args pretrained={outdir} \\

@@ -3,25 +3,27 @@
 
 Of multiple-choice questions a model's answer is the likeliest. Suffixes of
 arrays give their shape:
-  B rows scored at once, L window, V vocab.
+  B rows scored at once, L window.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from diloco.checkpoint.parameters import read_parameters
 from diloco.data import corpus, text_windows
-from diloco.data.corpus import check_is_of_bytes
 from diloco.data.tasks import Question, read_questions
+from diloco.data.tokenizers import Tokenizer
 from diloco.metrics import status
 from diloco.metrics.run_progress import counted
 from diloco.metrics.workdir import Workdir
 from diloco.models import api
+from diloco.run import on_devices
 from diloco.run.heldout import Heldout
+from diloco.run.on_devices import OnDevices
 from diloco.run.spec import RunSpec
 
 
@@ -47,17 +49,19 @@ def final_parameters(
   return params
 
 
-def check_has_logits(model: api.Model, kind: str) -> None:
-  """Checks that a model has `logits`, without which it gives no probabilities.
+def checked_language(model: api.Model, kind: str) -> api.Language:
+  """Returns what scores texts and continues them.
 
   Raises:
-    ValueError: it has none; names the kind of model.
+    ValueError: the model gives no probabilities; names its kind.
   """
-  if model.logits is None:
+  language = api.language_of(model)
+  if language is None:
     raise ValueError(
       f'model.kind={kind!r} is no language model: it has a loss, but no '
       'logits to draw text from or to score answers with'
     )
+  return language
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
@@ -87,21 +91,23 @@ def evaluated(
   config, model = run_spec.config, run_spec.model
   window = config.data.seq_len
   if task is not None:
-    check_has_logits(model, config.model.kind)
-    check_is_of_bytes(run_spec.text, f'--task={task}')
-    questions = read_questions(task, config.model.vocab, window)
+    language = checked_language(model, config.model.kind)
+    questions = read_questions(task)
+    rows = choice_rows(
+      questions, run_spec.text.tokenizer, window, config.model.vocab
+    )
   final = final_parameters(run_spec, workdir)
   score = None
   if task is not None:
-    likelihoods = log_likelihoods(
-      model,
+    sums = log_likelihoods(
+      language,
+      on_devices.of_run(run_spec),
       final,
-      questions,
-      window,
+      rows,
       config.run.eval_batch,
       counting('batches of choices'),
     )
-    score = task_score(task.name, questions, likelihoods, window)
+    score = task_score(task.name, questions, rows, sums)
   heldout = Heldout(run_spec)
   first = run_spec.initial_parameters()
   initial_loss = heldout.loss(first, counting('batches, of the first Θ'))
@@ -140,69 +146,131 @@ def _entropies(text: corpus.Corpus) -> tuple[float | None, float | None]:
 # Questions --------------------------------------------------------------------
 
 
-def log_likelihoods(
-  model: api.Model,
-  params: Mapping[str, np.ndarray],
-  questions: Sequence[Question],
-  window: int,
-  rows: int,
-  walk: Callable[[Sequence[int]], Iterable[int]] = iter,
-) -> list[list[float]]:
-  """Returns Σ log p(byte | all before it) over each choice's bytes, in nats.
+@dataclasses.dataclass(frozen=True)
+class ChoiceRow:
+  """A choice after its context, as a model is asked about it.
 
-  A context that does not fit into the window with its choice loses its
-  beginning.
-
-  Args:
-    questions: every choice has at most `window` bytes.
-    window: L, the number of bytes that the model sees.
-    rows: B, choices scored at once.
-    walk: yields the numbers that it is given, such as to say how far it is.
-
-  Returns:
-    For each question, the sum of each choice.
+  Attributes:
+    tokens: int32 [L + 1], filled up with 0.
+    is_choice: bool [L], whether tokens 1 … L are the choice's.
+    is_cut: True if the context lost its beginning.
   """
 
-  @jax.jit
-  def score(params, tokens_BL, targets_BL, is_choice_BL):
-    logits_BLV = model.logits(api.unflatten(params), tokens_BL)
-    chances_BLV = jax.nn.log_softmax(logits_BLV.astype(jnp.float32), axis=-1)
-    picked_BL1 = jnp.take_along_axis(
-      chances_BLV, targets_BL[..., None], axis=-1
-    )
-    return jnp.sum(jnp.where(is_choice_BL, picked_BL1[..., 0], 0.0), axis=-1)
+  tokens: np.ndarray
+  is_choice: np.ndarray
+  is_cut: bool
 
-  placed = {path: jnp.asarray(x) for path, x in params.items()}
-  encoded = [
-    _row(question.context.encode(), choice.encode(), window)
-    for question in questions
-    for choice in question.choices
-  ]
-  summed: list[float] = []
-  for first in walk(range(0, len(encoded), rows)):
-    batch = encoded[first : first + rows]
+
+def choice_rows(
+  questions: Sequence[Question], tokenizer: Tokenizer, window: int, vocab: int
+) -> list[ChoiceRow]:
+  """Returns a row for each choice of each question, one after the other.
+
+  A choice's tokens are those of context and choice together that follow as many
+  as the context has alone. A context that does not fit into the window with its
+  choice loses its beginning.
+
+  Args:
+    window: L, the number of tokens that the model sees.
+    vocab: of the model.
+
+  Raises:
+    ValueError: a choice is longer than the window, has no token of its own, or
+      one that is unknown to the model.
+  """
+  contexts = _encoded(tokenizer, [q.context for q in questions])
+  rows = []
+  for number, (question, context) in enumerate(zip(questions, contexts), 1):
+    texts = [question.context + choice for choice in question.choices]
+    for i, tokens in enumerate(_encoded(tokenizer, texts)):
+      size = len(tokens) - len(context)
+      if not (len(context) and 0 < size <= window):
+        raise ValueError(
+          f'question {number}, choices[{i}]: {size} tokens after '
+          f'{len(context)} of its context, must be 1 … {window}, the length of '
+          'the sequences that the model was trained on, after 1 at least'
+        )
+      if tokens.max() >= vocab:
+        raise ValueError(
+          f'question {number}, choices[{i}]: has token {tokens.max()}, the '
+          f'vocabulary of the model is {vocab}'
+        )
+      rows.append(_row(tokens, size, window))
+  return rows
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+  """Returns the texts' tokens, without an end."""
+  return [x[:-1] for x in tokenizer.encode([t.encode() for t in texts])]
+
+
+def _row(tokens: np.ndarray, size: int, window: int) -> ChoiceRow:
+  """Returns the row whose last `size` tokens are the choice."""
+  seen = tokens[-(window + 1) :]
+  padded = np.zeros(window + 1, np.int32)
+  padded[: len(seen)] = seen
+  places = np.arange(1, window + 1)
+  is_choice = (places >= len(seen) - size) & (places < len(seen))
+  return ChoiceRow(padded, is_choice, len(seen) < len(tokens))
+
+
+def log_likelihoods(
+  language: api.Language,
+  devices: OnDevices,
+  params: Mapping[str, np.ndarray],
+  rows: Sequence[ChoiceRow],
+  at_once: int,
+  walk: Callable[[Sequence[int]], Iterable[int]] = iter,
+) -> list[float]:
+  """Returns Σ log p(token | all before it) over each choice, in nats.
+
+  Args:
+    at_once: B, choices scored at once.
+    walk: yields the numbers that it is given, such as to say how far it is.
+  """
+
+  def score(params, tokens_BL, is_choice_BL):
+    entropies_BL = language.entropies(params, tokens_BL)
+    return -jnp.sum(jnp.where(is_choice_BL, entropies_BL, 0.0), axis=-1)
+
+  score = devices.jit(score)
+  placed = devices.place(params)
+  sums: list[float] = []
+  for first in walk(range(0, len(rows), at_once)):
+    batch = rows[first : first + at_once]
     # The last batch is padded with its own first row: one compiled shape.
-    filled = batch + batch[:1] * (rows - len(batch))
-    scored = score(placed, *(np.stack(part) for part in zip(*filled)))
-    summed += np.asarray(scored)[: len(batch)].tolist()
-  answered = iter(summed)
-  return [[next(answered) for _ in q.choices] for q in questions]
+    filled = [*batch, *batch[:1] * (at_once - len(batch))]
+    arrays = [
+      np.stack([getattr(row, name) for row in filled])
+      for name in ('tokens', 'is_choice')
+    ]
+    scored = score(placed, *devices.rows(arrays))
+    sums += np.asarray(scored)[: len(batch)].tolist()
+  return sums
 
 
 def task_score(
   file: str,
   questions: Sequence[Question],
-  likelihoods: Sequence[Sequence[float]],
-  window: int,
+  rows: Sequence[ChoiceRow],
+  sums: Sequence[float],
 ) -> status.TaskScore:
-  """Counts the right answers; a tie for the likeliest choice is not right."""
+  """Counts the right answers; a tie for the likeliest choice is not right.
+
+  Args:
+    rows: those of the questions.
+    sums: the log-likelihood of each.
+  """
   right_by_sum = right_by_byte = cut = 0
-  for question, sums in zip(questions, likelihoods):
+  answered = iter(zip(rows, sums, strict=True))
+  for question in questions:
+    asked = [next(answered) for _ in question.choices]
+    of_choices = [total for _, total in asked]
     sizes = [len(choice.encode()) for choice in question.choices]
-    per_byte = [total / size for total, size in zip(sums, sizes)]
-    right_by_sum += _is_right(sums, question.answer)
+    per_byte = [total / size for total, size in zip(of_choices, sizes)]
+    right_by_sum += _is_right(of_choices, question.answer)
     right_by_byte += _is_right(per_byte, question.answer)
-    cut += len(question.context.encode()) + max(sizes) > window + 1
+    cut += any(row.is_cut for row, _ in asked)
   count = len(questions)
   return status.TaskScore(
     file=file,
@@ -212,23 +280,6 @@ def task_score(
     by_sum=status.share(right_by_sum, count),
     by_byte=status.share(right_by_byte, count),
   )
-
-
-def _row(
-  context: bytes, choice: bytes, window: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns tokens, next tokens, and the mask of the choice's; all [L]."""
-  if not (context and 0 < len(choice) <= window):
-    raise ValueError(
-      f'a choice of {len(choice)} bytes after {len(context)} of context, the '
-      f'window has {window}'
-    )
-  text = np.frombuffer(context + choice, np.uint8)[-(window + 1) :]
-  padded = np.zeros(window + 1, np.int32)
-  padded[: len(text)] = text
-  positions = np.arange(1, window + 1)
-  is_choice = (positions >= len(text) - len(choice)) & (positions < len(text))
-  return padded[:-1], padded[1:], is_choice
 
 
 def _is_right(values: Sequence[float], answer: int) -> bool:

@@ -26,16 +26,35 @@ Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
 
 
+class Language(NamedTuple):
+  """What scores texts and continues them.
+
+  Attributes:
+    entropies: (params, tokens) -> f32 [B, L], −log p(token i + 1 | 0 … i), for
+      int32 tokens [B, L + 1].
+    start: (params, tokens, lengths) -> (logits, cache). `tokens` is int32
+      [B, L], of which those from `lengths` [B] on are ignored; logits, f32
+      [B, V], are of what follows; the cache has room for L tokens of each row.
+    go_on: (params, token, cache) -> (logits, cache), of one more token a row,
+      int32 [B]. If there is no room, the oldest is forgotten.
+  """
+
+  entropies: Callable[[Params, jax.Array], jax.Array]
+  start: Callable[[Params, jax.Array, jax.Array], tuple[jax.Array, Any]]
+  go_on: Callable[[Params, jax.Array, Any], tuple[jax.Array, Any]]
+
+
 class Model(NamedTuple):
   """A model, as learners and the lab see it.
 
   Attributes:
     init: key -> params.
     loss: (params, batch, key) -> (loss, metrics). `batch['tokens']` is int32
-      [B, L+1]; the loss is an f32 scalar, the mean next-token cross-entropy in
-      nats over B·L predictions; metrics are f32 scalars by name. If the loss
-      has more terms, the cross-entropy alone is its metric 'cross_entropy': see
-      `reported_loss`.
+      [B, L+1]; 'segments', of documents that are kept apart, is int32 [B, L+1]
+      and ascends along a row. The loss is an f32 scalar, the mean next-token
+      cross-entropy in nats over B·L predictions, or those within segments;
+      metrics are f32 scalars by name. If the loss has more terms, the
+      cross-entropy alone is its metric 'cross_entropy': see `reported_loss`.
     axes: path -> the logical name of each axis, None for one never sharded.
       `sharding.RULES` maps the names to mesh axes.
     roles: path -> 'plain', 'stacked' or 'embedding': how the parameter may be
@@ -45,6 +64,7 @@ class Model(NamedTuple):
     logits: (params, tokens) -> f32 [B, L, V] for int32 tokens [B, L]; position
       i sees the tokens 0 … i, and predicts the next one. None for a model that
       is not a language model: training needs its loss alone.
+    language: what evaluation needs, with a cache; see `language_of`.
   """
 
   init: Callable[[jax.Array], Params]
@@ -52,6 +72,41 @@ class Model(NamedTuple):
   axes: Mapping[str, tuple[str | None, ...]]
   roles: Mapping[str, str]
   logits: Callable[[Params, jax.Array], jax.Array] | None = None
+  language: Language | None = None
+
+
+def language_of(model: Model) -> Language | None:
+  """Returns what scores texts and continues them; None if nothing does.
+
+  Of a model with `logits` alone it is made of these: all of a text is read
+  again for each token that is drawn.
+  """
+  if model.language or not model.logits:
+    return model.language
+
+  def entropies(params, tokens_BL):
+    logits_BLV = model.logits(params, tokens_BL[:, :-1])
+    chances_BLV = jax.nn.log_softmax(logits_BLV.astype(jnp.float32), axis=-1)
+    at_BL1 = tokens_BL[:, 1:, None]
+    return -jnp.take_along_axis(chances_BLV, at_BL1, axis=-1)[..., 0]
+
+  def start(params, tokens_BL, lengths_B):
+    logits_BLV = model.logits(params, tokens_BL)
+    last_B11 = lengths_B[:, None, None] - 1
+    logits_B1V = jnp.take_along_axis(logits_BLV, last_B11, axis=1)
+    return logits_B1V[:, 0], (tokens_BL, lengths_B)
+
+  def go_on(params, token_B, cache):
+    tokens_BL, lengths_B = cache
+    room = tokens_BL.shape[1]
+    full_B1 = (lengths_B == room)[:, None]
+    tokens_BL = jnp.where(full_B1, jnp.roll(tokens_BL, -1, 1), tokens_BL)
+    lengths_B = jnp.minimum(lengths_B + 1, room)
+    is_new_BL = jnp.arange(room)[None, :] == lengths_B[:, None] - 1
+    tokens_BL = jnp.where(is_new_BL, token_B[:, None], tokens_BL)
+    return start(params, tokens_BL, lengths_B)
+
+  return Language(entropies, start, go_on)
 
 
 def reported_loss(loss: jax.Array, metrics: Metrics) -> jax.Array:

@@ -11,6 +11,7 @@ every process: layout, codecs, schedule, model, data.
   environment    what of a machine decides about bits
   step_profiler  traces of inner steps by jax.profiler, and their MFU
   heldout        loss on held-out text
+  on_devices     a model on the devices of a process that does not train it
   bind_policy       refuses to listen where strangers could connect
   allocator      one heap for all threads, which keeps what they free
   logs           log lines, as text or JSON

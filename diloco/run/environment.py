@@ -38,6 +38,7 @@ def describe(config: RunConfig, environment: Mapping[str, str]) -> Machine:
     threads=int(threads) if threads.isdecimal() else 0,
     xla_flags=environment.get(XLA_FLAGS, ''),
     expert=mesh.expert,
+    context=mesh.context,
     hosts=jax.process_count(),
     processor=_processor() if device.platform == 'cpu' else '',
     batch=config.data.batch,
@@ -80,6 +81,7 @@ def config_like(config: RunConfig, machine: Machine) -> RunConfig:
       config.mesh,
       fsdp=machine.fsdp,
       expert=machine.expert,
+      context=machine.context,
       tensor=machine.tensor,
     ),
   )

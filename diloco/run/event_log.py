@@ -111,6 +111,7 @@ class Machine:
   processor: str = ''  # Model and cache of a CPU; missing on older tapes.
   batch: int = 0  # Rows of a step; 0 on older tapes: as configured.
   accumulate: int = 1  # Parts of the batch; missing on older tapes.
+  context: int = 1  # Mesh axis; missing on older tapes.
 
 
 @dataclasses.dataclass(frozen=True)

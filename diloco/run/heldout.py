@@ -4,12 +4,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
 from diloco.data import text_windows
 from diloco.models import api
+from diloco.run import on_devices
 from diloco.run.spec import RunSpec
 
 
@@ -19,9 +19,15 @@ class Heldout:
   Args:
     batches: number of batches of `run.eval_batch` sequences each; 0: all of the
       held-out text; None: `run.eval_batches`.
+    devices: None: all of this process; see `on_devices`.
   """
 
-  def __init__(self, run_spec: RunSpec, batches: int | None = None):
+  def __init__(
+    self,
+    run_spec: RunSpec,
+    batches: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+  ):
     config = run_spec.config
     text, seq_len = run_spec.text.heldout, config.data.seq_len
     count = config.run.eval_batches if batches is None else batches
@@ -35,9 +41,10 @@ class Heldout:
         *reversed(asked),
       )
     self._batches = text_windows.heldout_batches(text, seq_len, *shape)
-    self._loss = jax.jit(
+    self._on_devices = on_devices.of_run(run_spec, devices)
+    self._loss = self._on_devices.jit(
       lambda params, batch: api.reported_loss(
-        *run_spec.model.loss(api.unflatten(params), batch, jax.random.key(0))
+        *run_spec.model.loss(params, batch, jax.random.key(0))
       )
     )
 
@@ -52,6 +59,9 @@ class Heldout:
       params: path -> array.
       walk: yields the batches that it is given, such as to say how far it is.
     """
-    placed = {path: jnp.asarray(x) for path, x in params.items()}
-    losses = [float(self._loss(placed, batch)) for batch in walk(self._batches)]
+    placed = self._on_devices.place(params)
+    losses = [
+      float(self._loss(placed, self._on_devices.rows(batch)))
+      for batch in walk(self._batches)
+    ]
     return float(np.mean(losses))

@@ -323,4 +323,5 @@ def load_text(
     data.index_path,
     say=say,
     watch=watch,
+    apart=data.apart,
   )

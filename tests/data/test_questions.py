@@ -12,8 +12,8 @@ SHIPPED = pathlib.Path(__file__).parents[2] / 'experiments' / 'tasks'
 GOOD = {'context': 'ab', 'choices': ['c', 'de'], 'answer': 1}
 
 
-def test_the_shipped_task_fits_the_default_model():
-  questions = read_questions(SHIPPED / 'continuation.jsonl', 128, 128)
+def test_the_shipped_task_is_even():
+  questions = read_questions(SHIPPED / 'continuation.jsonl')
   assert len(questions) == 256
   for question in questions:
     assert [len(c) for c in question.choices] == [16] * 4
@@ -39,10 +39,7 @@ def test_the_shipped_task_fits_the_default_model():
     ({'choices': ['c', 1]}, 'must be a list of strings'),
     ({'choices': ['c'], 'answer': 0}, 'choices: are 1, must be at least 2'),
     ({'choices': ['c', 'c']}, 'choices: two are the same'),
-    ({'choices': ['c', '']}, r'choices\[1\]: has 0 bytes, must be 1 … 4'),
-    ({'choices': ['c', 'abcde']}, r'choices\[1\]: has 5 bytes'),
-    ({'choices': ['c', 'é']}, r'choices\[1\]: has the bytes 0xa9, 0xc3'),
-    ({'context': 'é'}, 'context: has the bytes 0xa9, 0xc3, the vocabulary'),
+    ({'choices': ['c', '']}, r'choices\[1\]: is empty'),
     ({'id': 7}, 'missing or unknown fields id'),
   ],
 )
@@ -52,22 +49,22 @@ def test_a_wrong_line_is_named(tmp_path, line, problem):
     line = json.dumps(GOOD | line)
   path.write_text(json.dumps(GOOD) + '\n' + line + '\n')
   with pytest.raises(ValueError, match=rf'task\.jsonl, line 2: .*{problem}'):
-    read_questions(path, 128, 4)
+    read_questions(path)
 
 
 def test_a_line_that_is_no_utf8_is_named(tmp_path):
   path = tmp_path / 'task.jsonl'
   path.write_bytes(b'{"context": "\xff"}\n')
   with pytest.raises(ValueError, match=r'line 1: .*utf-8'):
-    read_questions(path, 128, 4)
+    read_questions(path)
 
 
 def test_a_file_without_a_question_is_refused(tmp_path):
   (tmp_path / 'task.jsonl').touch()
   with pytest.raises(ValueError, match='has no question'):
-    read_questions(tmp_path / 'task.jsonl', 128, 4)
+    read_questions(tmp_path / 'task.jsonl')
 
 
 def test_an_absent_file_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match='no task file at'):
-    read_questions(tmp_path / 'task.jsonl', 128, 4)
+    read_questions(tmp_path / 'task.jsonl')

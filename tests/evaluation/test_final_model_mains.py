@@ -17,7 +17,7 @@ from diloco.data import tasks
 from diloco.data.tokenizers import make_tokenizer
 from diloco.evaluation import export_files
 from diloco.evaluation.final_evaluation import (
-  check_has_logits,
+  checked_language,
   final_parameters,
 )
 from diloco.metrics import files, status
@@ -227,9 +227,9 @@ def test_the_model_of_another_config_is_named(workdir, run_spec):
 
 def test_a_model_without_logits_is_refused_by_name(run_spec):
   model = make_model(run_spec.config)
-  check_has_logits(model, 'decoder')
+  assert checked_language(model, 'decoder') is model.language
   with pytest.raises(ValueError, match=r"model\.kind='bowl' is no language"):
-    check_has_logits(model._replace(logits=None), 'bowl')
+    checked_language(model._replace(logits=None, language=None), 'bowl')
 
 
 def test_only_a_decoder_has_a_decoders_size():

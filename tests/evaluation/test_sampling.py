@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Text drawn from models whose chances are known."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diloco.config.sections import MeshConfig
 from diloco.evaluation import sampling
 from diloco.models import api
 from diloco.models.decoder import make_decoder
-from diloco.models.decoder_config import DecoderConfig
+from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
+from diloco.run.on_devices import OnDevices
 
 DECODER = DecoderConfig(
   vocab=19, layers=1, d_model=16, heads=2, kv_heads=1, head_dim=8, d_ff=16
@@ -17,9 +21,25 @@ DECODER = DecoderConfig(
 PROMPT = bytes([3, 1, 4])
 
 
+def _sampler(model, params, *settings):
+  shapes = {path: x.shape for path, x in params.items()}
+  return sampling.Sampler(
+    api.language_of(model),
+    OnDevices(model, shapes, MeshConfig()),
+    params,
+    *settings,
+  )
+
+
+def _sample(sampler, prompt, length, seed):
+  """Returns what follows one prompt."""
+  return [token for (token,) in sampler.sample([prompt], length, seed)]
+
+
 def _model(logits):
   """A model that is its logits."""
-  return api.Model(init=None, loss=None, axes={}, roles={}, logits=logits)
+  axes = {'table': (None, None)}
+  return api.Model(init=None, loss=None, axes=axes, roles={}, logits=logits)
 
 
 def _bigram(params, tokens):
@@ -28,10 +48,8 @@ def _bigram(params, tokens):
 
 def _drawn(table, length=2000, window=1, temperature=1.0, top_k=0, seed=0):
   params = {'table': np.log(np.asarray(table, np.float32))}
-  sampler = sampling.Sampler(
-    _model(_bigram), params, window, temperature, top_k
-  )
-  return list(sampler.sample(b'\0', length, seed))
+  sampler = _sampler(_model(_bigram), params, window, temperature, top_k)
+  return _sample(sampler, b'\0', length, seed)
 
 
 def _shares(drawn, vocab):
@@ -74,21 +92,24 @@ def test_a_token_that_is_no_byte_is_never_drawn():
   assert max(_drawn(chances, length=50)) < 256
 
 
+def _params(model):
+  rng = np.random.default_rng(0)
+  return {
+    path: (0.4 * rng.standard_normal(leaf.shape) + ('norm' in path)).astype('f')
+    for path, leaf in api.check_model(model).items()
+  }
+
+
 @pytest.fixture(scope='module')
 def decoder():
   model = make_decoder(DECODER)
-  rng = np.random.default_rng(0)
-  shapes = api.check_model(model)
-  return model, {
-    path: (0.4 * rng.standard_normal(leaf.shape) + ('norm' in path)).astype('f')
-    for path, leaf in shapes.items()
-  }
+  return model, _params(model)
 
 
 def test_without_heat_each_byte_is_the_likeliest_of_all_before(decoder):
   model, params = decoder
-  sampler = sampling.Sampler(model, params, 12, 0.0, 0)
-  drawn = list(sampler.sample(PROMPT, 8, seed=5))
+  sampler = _sampler(model, params, 12, 0.0, 0)
+  drawn = _sample(sampler, PROMPT, 8, seed=5)
   text = [*PROMPT, *drawn]
   nested = api.unflatten(params)
   logits = jax.jit(model.logits)(nested, jnp.asarray([text]))[0]
@@ -98,16 +119,50 @@ def test_without_heat_each_byte_is_the_likeliest_of_all_before(decoder):
 
 def test_what_left_the_window_is_forgotten(decoder):
   model, params = decoder
-  sampler = sampling.Sampler(model, params, 4, 0.7, 5)
-  one = list(sampler.sample(PROMPT + bytes([7, 8, 9, 10]), 20, seed=5))
-  other = list(sampler.sample(bytes([0, 7, 8, 9, 10]), 20, seed=5))
+  sampler = _sampler(model, params, 4, 0.7, 5)
+  one = _sample(sampler, PROMPT + bytes([7, 8, 9, 10]), 20, seed=5)
+  other = _sample(sampler, bytes([0, 7, 8, 9, 10]), 20, seed=5)
   assert one == other
+
+
+PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5, 3, 5, 8]]
+
+
+@pytest.mark.parametrize(
+  'change',
+  [{}, {'window': 3}, {'experts': ExpertsConfig(experts=4, top_k=2)}],
+  ids=str,
+)
+def test_a_cache_gives_what_all_of_the_text_gives(change):
+  change |= {'layers': 3, 'logit_cap': 9.0, 'attention_cap': 5.0}
+  model = make_decoder(dataclasses.replace(DECODER, **change))
+  params = _params(model)
+  by_cache = _sampler(model, params, 24, 0.9, 5)
+  by_text = _sampler(model._replace(language=None), params, 24, 0.9, 5)
+  texts = [list(x.sample(PROMPTS, 16, seed=7)) for x in (by_cache, by_text)]
+  assert texts[0] == texts[1]
+  assert len({tuple(each) for each in texts[0]}) > 4
+
+
+def test_beyond_its_room_a_cache_forgets_the_oldest(decoder):
+  """One layer sees no further than that by itself."""
+  model, params = decoder
+  by_cache = _sampler(model, params, 8, 0.9, 5)
+  by_text = _sampler(model._replace(language=None), params, 8, 0.9, 5)
+  texts = [list(x.sample(PROMPTS, 30, seed=7)) for x in (by_cache, by_text)]
+  assert texts[0] == texts[1]
+
+
+def test_a_prompts_text_does_not_depend_on_those_after_it(decoder):
+  sampler = _sampler(*decoder, 8, 0.9, 5)
+  together = [first for first, *_ in sampler.sample(PROMPTS, 20, seed=7)]
+  assert together == _sample(sampler, PROMPTS[0], 20, seed=7)
 
 
 def test_a_seed_gives_the_same_text_and_another_another(decoder):
   model, params = decoder
-  sampler = sampling.Sampler(model, params, 8, 1.0, 0)
-  texts = [list(sampler.sample(PROMPT, 40, seed)) for seed in (5, 5, 6)]
+  sampler = _sampler(model, params, 8, 1.0, 0)
+  texts = [_sample(sampler, PROMPT, 40, seed) for seed in (5, 5, 6)]
   assert texts[0] == texts[1]
   assert texts[0] != texts[2]
 
@@ -120,10 +175,10 @@ def test_it_is_compiled_once():
     return _bigram(params, tokens)
 
   params = {'table': np.zeros((8, 8), np.float32)}
-  sampler = sampling.Sampler(_model(logits), params, 6, 1.0, 3)
+  sampler = _sampler(_model(logits), params, 6, 1.0, 3)
   for prompt in (b'\1', b'\1\2\3', b'\1\2\3\4\5\6\7'):
-    list(sampler.sample(prompt, 9, seed=1))
-  assert traced == [(1, 6)]
+    _sample(sampler, prompt, 9, seed=1)
+  assert traced == [(1, 6)] * 2  # The first token, and the others.
 
 
 @pytest.mark.parametrize(
@@ -138,7 +193,8 @@ def test_it_is_compiled_once():
 )
 def test_a_number_out_of_range_is_named(window, temperature, top_k, problem):
   with pytest.raises(ValueError, match=problem):
-    sampling.Sampler(_model(_bigram), {}, window, temperature, top_k)
+    table = {'table': np.zeros((8, 8), np.float32)}
+    _sampler(_model(_bigram), table, window, temperature, top_k)
 
 
 def test_foreign_bytes_of_a_prompt_are_named():

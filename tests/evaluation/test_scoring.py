@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log-likelihoods of choices against those of one text at a time."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import numpy as np
 import pytest
 
+from diloco.config.sections import MeshConfig
 from diloco.data.tasks import Question
+from diloco.data.tokenizers import BYTES
 from diloco.evaluation import final_evaluation
 from diloco.models import api
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig
+from diloco.run.on_devices import OnDevices
 
 DECODER = DecoderConfig(
   vocab=128, layers=1, d_model=16, heads=2, kv_heads=1, head_dim=8, d_ff=16
@@ -46,26 +51,73 @@ def _alone(logits, context, choice):
   )
 
 
+def _rows(questions, window, vocab=128):
+  return final_evaluation.choice_rows(questions, BYTES, window, vocab)
+
+
+def _scored(decoder, rows, at_once):
+  model, params = decoder
+  shapes = {path: x.shape for path, x in params.items()}
+  devices = OnDevices(model, shapes, MeshConfig())
+  return final_evaluation.log_likelihoods(
+    model.language, devices, params, rows, at_once
+  )
+
+
 def test_a_choices_likelihood_is_that_of_its_bytes(decoder):
   model, params = decoder
   nested = api.unflatten(params)
   logits = functools.partial(jax.jit(model.logits), nested)
   # Five choices, two at a time: the last batch is filled up.
-  scored = final_evaluation.log_likelihoods(
-    model, params, QUESTIONS, 24, rows=2
-  )
-  assert [len(row) for row in scored] == [3, 2]
-  for question, row in zip(QUESTIONS, scored):
-    wanted = [_alone(logits, question.context, c) for c in question.choices]
-    np.testing.assert_allclose(row, wanted, rtol=1e-5)
+  scored = _scored(decoder, _rows(QUESTIONS, 24), 2)
+  wanted = [
+    _alone(logits, question.context, choice)
+    for question in QUESTIONS
+    for choice in question.choices
+  ]
+  np.testing.assert_allclose(scored, wanted, rtol=1e-5)
 
 
 def test_a_long_context_loses_its_beginning(decoder):
   short = Question('cat', (' sat.', ' purr'), 0)
   long = Question('The very long-haired cat', (' sat.', ' purr'), 0)
   # 3 + 5 bytes are 7 predictions.
-  [cut, whole] = final_evaluation.log_likelihoods(*decoder, [long, short], 7, 4)
-  np.testing.assert_array_equal(cut, whole)
+  rows = _rows([long, short], 7)
+  assert [row.is_cut for row in rows] == [True, True, False, False]
+  scored = _scored(decoder, rows, 4)
+  assert scored[:2] == scored[2:]
+
+
+def test_a_choice_has_the_tokens_that_the_context_alone_has_not():
+  """Of a tokenizer that joins the two: 'ab' is one token."""
+
+  def encode(texts):
+    return [re.findall('ab|.', text.decode()) for text in texts]
+
+  pairs = dataclasses.replace(
+    BYTES,
+    raw_encode=lambda texts: [
+      [200 if x == 'ab' else ord(x) for x in each] for each in encode(texts)
+    ],
+  )
+  [first, second] = final_evaluation.choice_rows(
+    [Question('xa', ('bc', 'cab'), 0)], pairs, 5, 256
+  )
+  assert first.tokens.tolist() == [ord('x'), 200, ord('c'), 0, 0, 0]
+  assert first.is_choice.tolist() == [False, True, False, False, False]
+  assert second.is_choice.tolist() == [False, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+  ('question', 'problem'),
+  [
+    (Question('a', ('b', 'bcdef'), 0), r'question 2, choices\[1\]: 5 tokens'),
+    (Question('é', ('b', 'c'), 0), r'choices\[0\]: has token 195, .* is 128'),
+  ],
+)
+def test_what_the_model_can_not_be_asked_is_named(question, problem):
+  with pytest.raises(ValueError, match=problem):
+    _rows([QUESTIONS[1], question], 4)
 
 
 def test_answers_by_sum_and_by_byte_are_counted():
@@ -75,8 +127,9 @@ def test_answers_by_sum_and_by_byte_are_counted():
     Question('a', ('b', 'c', 'd', 'e'), 2),
     Question('a' * 8, ('b', 'c'), 0),
   ]
-  sums = [[-2.0, -3.0], [-2.0, -3.0], [-4.0, -3.0, -2.0, -2.5], [-1.0, -1.0]]
-  score = final_evaluation.task_score('x.jsonl', questions, sums, 7)
+  sums = [-2.0, -3.0, -2.0, -3.0, -4.0, -3.0, -2.0, -2.5, -1.0, -1.0]
+  rows = _rows(questions, 7)
+  score = final_evaluation.task_score('x.jsonl', questions, rows, sums)
   assert score.by_sum.right == 2  # The first and the third; a tie is none.
   assert score.by_byte.right == 2  # The second (−0.75 a byte) and the third.
   assert score.chance == (0.5 + 0.5 + 0.25 + 0.5) / 4
