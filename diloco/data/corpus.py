@@ -6,6 +6,7 @@ the standard library differs between versions of Python.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -174,19 +175,6 @@ def text_corpus(path: pathlib.Path | str) -> Corpus:
   )
 
 
-def check_is_of_bytes(corpus: Corpus, what: str) -> None:
-  """Checks that tokens are bytes, which `what` requires.
-
-  Raises:
-    ValueError: they are not.
-  """
-  if corpus.tokenizer is not BYTES:
-    raise ValueError(
-      f"{what}: takes a model of bytes, data.tokenizer='bytes', not "
-      f'{corpus.tokenizer.name!r}'
-    )
-
-
 def unigram_entropy(train: np.ndarray, heldout: np.ndarray) -> float:
   """Returns nats per byte of `heldout` under u(b) = (n_b + 1) / (n + 256)."""
   return float(-np.mean(np.log(_unigram(train))[heldout]))
@@ -292,6 +280,7 @@ def file_corpus(
   index_folder: str,
   say: Callable[[str], None],
   watch: Watch = unwatched,
+  apart: bool = True,
 ) -> Corpus:
   """Opens the files and their indices; reads documents only to index them.
 
@@ -300,6 +289,7 @@ def file_corpus(
     heldout_percent: percentage of each file's documents, if `heldout` is None;
       a file of two or more holds out at least one.
     say, watch: as of `load_or_build`, for one source after the other.
+    apart: see `TokenStream`.
 
   Raises:
     FileNotFoundError: a source has no files.
@@ -312,13 +302,14 @@ def file_corpus(
 
   loaded = [load(source) for source in sources]
   percent = 0.0 if heldout else heldout_percent
-  train = [_stream(each, tokenizer, percent, False) for each in loaded]
+  stream = functools.partial(_stream, tokenizer=tokenizer, apart=apart)
+  train = [stream(each, percent, False) for each in loaded]
   if heldout:
     held_files = [load(heldout)]
-    held = [_stream(held_files[0], tokenizer, 100.0, True)]
+    held = [stream(held_files[0], 100.0, True)]
     held_weights = (1.0,)
   else:
-    held = [_stream(each, tokenizer, percent, True) for each in loaded]
+    held = [stream(each, percent, True) for each in loaded]
     held_weights = tuple(source.weight for source in sources)
   weights = tuple(source.weight for source in sources)
   described = [
@@ -367,7 +358,11 @@ def _load(
 
 
 def _stream(
-  loaded: Loaded, tokenizer: Tokenizer, percent: float, heldout: bool
+  loaded: Loaded,
+  percent: float,
+  heldout: bool,
+  tokenizer: Tokenizer,
+  apart: bool,
 ) -> TokenStream:
   spans = []
   for file, index in loaded:
@@ -382,6 +377,7 @@ def _stream(
     tokenizer,
     run_tokens=tokens // groups if groups else 0,
     bytes_per_token=text_bytes / max(tokens, 1),
+    apart=apart,
   )
 
 

@@ -327,6 +327,14 @@ class DocumentRange:
     skipped = start - int(offsets[first])
     return np.concatenate(documents)[skipped : skipped + stop - start]
 
+  def begins(self, start: int, stop: int) -> np.ndarray:
+    """Returns which tokens from start to stop - 1 are a document's first."""
+    offsets = self.index.offsets
+    base = int(offsets[self.first])
+    bounds = np.array([base + start, base + stop], np.uint64)
+    first, last = np.searchsorted(offsets, bounds)
+    return offsets[first:last].astype(np.int64) - base
+
 
 class TokenStream:
   """Spans as one row of tokens, with a length and slices.
@@ -336,6 +344,7 @@ class TokenStream:
     run_tokens: tokens in a piece that is read as a whole; 0 if documents are
       read one by one.
     bytes_per_token: bytes of text per token, on average.
+    apart: whether a document's tokens are to see no other's.
   """
 
   def __init__(
@@ -344,12 +353,14 @@ class TokenStream:
     tokenizer: Tokenizer,
     run_tokens: int = 0,
     bytes_per_token: float = 1.0,
+    apart: bool = True,
   ):
     self._spans = [span for span in spans if span.tokens]
     self._tokenizer = tokenizer
     self._bounds = np.cumsum([0, *(span.tokens for span in self._spans)])
     self.run_tokens = run_tokens
     self.bytes_per_token = bytes_per_token
+    self.apart = apart
 
   def __len__(self) -> int:
     return int(self._bounds[-1])
@@ -360,13 +371,27 @@ class TokenStream:
     if step != 1:
       raise ValueError(f'{where}: tokens are read without gaps')
     parts = [np.empty(0, np.int32)]
+    for span, begin, first, last in self._within(start, stop):
+      parts.append(span.read(first - begin, last - begin, self._tokenizer))
+    return np.concatenate(parts)
+
+  def segments(self, start: int, stop: int) -> np.ndarray:
+    """Returns the document of each token, int32, counted from the first's."""
+    begins = np.zeros(stop - start, np.int32)
+    for span, begin, first, last in self._within(start, stop):
+      begins[span.begins(first - begin, last - begin) + begin - start] = 1
+    begins[:1] = 0
+    return np.cumsum(begins, dtype=np.int32)
+
+  def _within(
+    self, start: int, stop: int
+  ) -> Iterator[tuple[DocumentRange, int, int, int]]:
+    """Yields spans, where each begins, and which tokens are in it."""
     k = int(np.searchsorted(self._bounds, start, 'right')) - 1
     while start < stop:
-      begin, end = int(self._bounds[k]), min(stop, int(self._bounds[k + 1]))
-      span = self._spans[k]
-      parts.append(span.read(start - begin, end - begin, self._tokenizer))
+      end = min(stop, int(self._bounds[k + 1]))
+      yield self._spans[k], int(self._bounds[k]), start, end
       start, k = end, k + 1
-    return np.concatenate(parts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

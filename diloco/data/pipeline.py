@@ -24,7 +24,7 @@ import numpy as np
 from diloco.data.documents import Mixture
 from diloco.data.text_windows import Tokens, Windows, run_of, stack
 
-Dataset = grain.MapDataset  # Element i is row i, int32 [L + 1].
+Dataset = grain.MapDataset  # Element i is row i, as `Windows` gives it.
 ENDLESS = 1 << 62
 MIXED = 1024  # Rows of a mixture that are shuffled together.
 RUNS_SHUFFLED = 4  # Runs whose windows are shuffled together.
@@ -83,8 +83,8 @@ def make_dataset(
     seed: Seed of the run.
 
   Returns:
-    Element i, for any i ≥ 0, is int32 [L+1]. No window of an epoch is left out,
-    except for those of an incomplete run.
+    Element i, for any i ≥ 0, is a window of `Windows`. No window of an epoch is
+    left out, except for those of an incomplete run.
   """
   streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
   own = (learner + 1,) if learner >= learners else ()
@@ -121,7 +121,7 @@ def _seed(*numbers: int) -> int:
 
 
 def batch_at(dataset: Dataset, start: int, batch: int) -> dict[str, np.ndarray]:
-  """Returns rows start … start + batch - 1: {'tokens': int32 [B, L+1]}."""
+  """Returns rows start … start + batch - 1, as `stack` does."""
   return stack([dataset[i] for i in range(start, start + batch)])
 
 

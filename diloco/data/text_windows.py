@@ -25,9 +25,22 @@ class Windows:
     return self._count
 
   def __getitem__(self, i: int) -> np.ndarray:
-    """Returns int32 [seq_len + 1]."""
+    """Returns int32 [seq_len + 1]; or [2, …], with segments below, if tokens
+    of documents are kept apart.
+    """
     start = i * self._seq_len
-    return self._tokens[start : start + self._seq_len + 1].astype(np.int32)
+    stop = start + self._seq_len + 1
+    tokens = self._tokens[start:stop].astype(np.int32)
+    if not is_apart(self._tokens):
+      return tokens
+    return np.stack([tokens, self._tokens.segments(start, stop)])
+
+
+def is_apart(tokens: Tokens | Mixture) -> bool:
+  """Returns True if rows have segments: the documents of their tokens."""
+  if isinstance(tokens, Mixture):
+    return all(map(is_apart, tokens.streams))
+  return isinstance(tokens, TokenStream) and tokens.apart
 
 
 def windows_in(tokens: Tokens, seq_len: int) -> int:
@@ -136,5 +149,8 @@ def bytes_per_token(tokens: Tokens | Mixture) -> float:
 
 
 def stack(windows: list[np.ndarray]) -> dict[str, np.ndarray]:
-  """Makes a batch of windows: {'tokens': int32 [B, L+1]}."""
-  return {'tokens': np.stack(windows)}
+  """Makes a batch of windows: {'tokens': int32 [B, L+1]}, and 'segments'."""
+  rows = np.stack(windows)
+  if rows.ndim == 2:
+    return {'tokens': rows}
+  return {'tokens': rows[:, 0], 'segments': rows[:, 1]}

@@ -2,7 +2,6 @@
 """Corpora: what is in them, what is held out, what bigrams say of them."""
 
 import collections
-import dataclasses
 import itertools
 import math
 import pathlib
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 from diloco.data import corpus
-from diloco.data.tokenizers import BYTES
 
 
 @pytest.fixture(scope='module')
@@ -141,12 +139,3 @@ def test_stdlib_has_three_and_a_half_bits_per_bigram(stdlib):
   entropy = corpus.bigram_entropy(stdlib.train, stdlib.heldout)
   assert 2.3 < entropy < 2.55
   assert entropy < corpus.unigram_entropy(stdlib.train, stdlib.heldout) < 3.4
-
-
-def test_what_goes_byte_by_byte_takes_bytes():
-  text = corpus.make_corpus('any', b'train', b'heldout')
-  corpus.check_is_of_bytes(text, '--task=x')
-  pieces = dataclasses.replace(BYTES, name='sentencepiece:y')
-  other = dataclasses.replace(text, tokenizer=pieces)
-  with pytest.raises(ValueError, match=r"--task=x: .*'bytes', not 'sentence"):
-    corpus.check_is_of_bytes(other, '--task=x')

@@ -82,7 +82,7 @@ def _windows(tokens):
 
 
 def _rows(dataset, count):
-  return [dataset[i].tobytes() for i in range(count)]
+  return [dataset[i][0].tobytes() for i in range(count)]
 
 
 @pytest.mark.parametrize('name', FORMATS)
@@ -114,7 +114,7 @@ def test_learners_get_windows_and_few_are_left_out(load, name):
   for stream in _streams(corpus.train):
     run = text_windows.run_of(stream, SEQ_LEN)
     taken = text_windows.Windows(stream, SEQ_LEN, run)
-    counts.update(taken[i].tobytes() for i in range(len(taken)))
+    counts.update(taken[i][0].tobytes() for i in range(len(taken)))
     assert text_windows.windows_in(stream, SEQ_LEN) - len(taken) < run
   assert counts <= windows
   for shard in range(SHARDS):

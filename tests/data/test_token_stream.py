@@ -75,3 +75,18 @@ def test_documents_that_changed_are_noticed():
   np.testing.assert_array_equal(stream[0:4], [*b'one', 0])
   with pytest.raises(ValueError, match='shelf: documents 1 … 1 are not those'):
     stream[5:6]
+
+
+@pytest.mark.parametrize('seed', range(8))
+def test_segments_are_the_documents_of_the_tokens(seed):
+  one, empty, two = _shelf(seed), Shelf([b'', b'']), _shelf(seed + 100)
+  stream = TokenStream([one.span(3, 30), empty.span(), two.span(1)], BYTES)
+  documents = BYTES.encode([*one.documents[3:30], *two.documents[1:]])
+  of_tokens = np.repeat(np.arange(len(documents)), list(map(len, documents)))
+  for start in range(0, len(of_tokens), 7):
+    for size in (1, 2, 33, len(of_tokens)):
+      expected = of_tokens[start : start + size]
+      found = stream.segments(start, start + len(expected))
+      assert found[0] == 0 and found.dtype == np.int32
+      # The same tokens are together, whatever the documents between them.
+      np.testing.assert_array_equal(np.diff(found), np.diff(expected) > 0)
