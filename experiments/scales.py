@@ -85,7 +85,7 @@ SCALES = {
       'dtype': 'bfloat16', 'remat': 'full',
     },
     'data': {'source': 'text', 'seq_len': 2048, 'batch': 256},
-    'inner': {'lr': 4e-4, 'warmup_steps': 1000, 'accumulate': 16},
+    'inner': {'lr': 4e-4, 'warmup_steps': 1000, 'accumulate': 8},
     'mesh': {'fsdp': 4, 'expert': 8},
   },
 }  # fmt: skip

@@ -51,6 +51,8 @@ class DataConfig(Section, section='data'):
   heldout_path: str = ''
   heldout_percent: float = 1.0  # Of each file's documents, without such a path.
   index_path: str = ''  # Local folder of indices of files; '': ~/.cache/diloco.
+  # Whether a document's tokens see, and tell, none of another; of files.
+  apart: bool = True
   threads: Count = 1  # Of a learner that read ahead.
   seq_len: Count = 128  # Tokens in one sequence.
   batch: Count = 8  # Sequences per learner and inner step.
@@ -65,6 +67,11 @@ class DataConfig(Section, section='data'):
     if self.source in FORMATS:
       return (MixtureSource(self.source, self.path, self.text_key),)
     return ()
+
+  @property
+  def segments(self) -> bool:
+    """Whether batches say to which document each token belongs."""
+    return self.apart and bool(self.items)
 
   @property
   def heldout(self) -> MixtureSource | None:

@@ -170,9 +170,8 @@ def check_devices(config: RunConfig, device_count: int) -> None:
   mesh = config.mesh
   if mesh.devices != device_count:
     raise ConfigError(
-      f'mesh.fsdp={mesh.fsdp} * mesh.expert={mesh.expert} * '
-      f'mesh.tensor={mesh.tensor} = {mesh.devices} devices: this learner '
-      f'has {device_count}'
+      f'{mesh.product} = {mesh.devices} devices: this learner has '
+      f'{device_count}'
     )
 
 
@@ -339,21 +338,23 @@ def _syncer_serves(protocol, syncer) -> Iterator[str]:
 
 
 def _parts_divide(data, inner, mesh) -> Iterator[str]:
-  parts = mesh.fsdp * inner.accumulate
+  parts = mesh.fsdp * mesh.expert * inner.accumulate
   if data.batch % parts:
     yield (
       f'data.batch={data.batch}: must be a multiple of mesh.fsdp={mesh.fsdp} '
-      f'* inner.accumulate={inner.accumulate} = {parts}'
+      f'* mesh.expert={mesh.expert} * inner.accumulate={inner.accumulate} = '
+      f'{parts}'
     )
 
 
-def _mesh_divides(model, mesh) -> Iterator[str]:
+def _mesh_divides(model, data, mesh) -> Iterator[str]:
   sizes = (
     ('model.d_model', model.d_model, 'fsdp'),
     ('model.heads', model.heads, 'tensor'),
     ('model.kv_heads', model.kv_heads, 'tensor'),
     ('model.d_ff', model.d_ff, 'tensor'),
     ('model.vocab', model.vocab, 'tensor'),
+    ('data.seq_len', data.seq_len, 'context'),
   )
   # What lies where of a model of the user's own, its own table says.
   for key, value, axis in () if model.own else sizes:
@@ -419,7 +420,7 @@ CROSS_RULES = (
   (('data', 'protocol'), _shards_suffice),
   (('protocol', 'syncer'), _syncer_serves),
   (('data', 'inner', 'mesh'), _parts_divide),
-  (('model', 'mesh'), _mesh_divides),
+  (('model', 'data', 'mesh'), _mesh_divides),
   (('merge', 'fragments', 'protocol'), _rda_of_whole_tables),
   (('transport', 'run'), _transfers_run),
   (('protocol', 'lab'), _one_stays),

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated
 
-from diloco.models.decoder_config import DTYPES, REMATS
+from diloco.models.decoder_config import ATTENTIONS, AUTO, DTYPES, REMATS
 from diloco.models.kinds import KINDS
 from diloco.numerics import codec, fragments, merge
 from diloco.numerics.optimizers import INNER, OUTER
@@ -161,6 +161,12 @@ class ModelConfig(Section, section='model'):
   # What the backward pass finds stored.
   remat: one_of(REMATS) = 'none'
   tied: bool = False  # Whether the output head is the embedding.
+  # What computes attention; auto: the best for the devices.
+  attention: one_of((AUTO, *ATTENTIONS)) = AUTO
+  window: Whole = 0  # Places that a token sees, its own included; 0: all.
+  attention_cap: NonNegative = 0.0  # Soft cap of its scores; 0: none.
+  logit_cap: NonNegative = 0.0  # Soft cap of the logits; 0: none.
+  z_loss: NonNegative = 0.0  # Weight of mean (log Σ exp logit)²; 0: none.
   experts: Count = 8  # Of each layer; this and all below of kind 'moe' only.
   top_k: Count = 2  # Experts that one token is sent to.
   aux_weight: NonNegative = 0.01  # Of the load-balancing loss.
@@ -212,6 +218,7 @@ class InnerConfig(Section, section='inner'):
   progress: one_of(PROGRESS) = 'global'
   b1: ShareBelow1 = 0.9  # Decay of AdamW's first moment.
   b2: ShareBelow1 = 0.95  # Decay of AdamW's second moment.
+  moments: one_of(DTYPES) = 'float32'  # In which both are stored.
   eps: F32 = 1e-8  # Added to AdamW's denominator.
   weight_decay: NonNegative = 0.1  # Decoupled, of AdamW.
   clip_norm: NonNegative = 1.0  # Global gradient norm; 0 does not clip.
@@ -290,12 +297,20 @@ class MeshConfig(Section, section='mesh'):
 
   fsdp: Count = 1  # Devices of one learner over which parameters are sharded.
   expert: Count = 1  # Devices over which the experts are spread.
+  context: Count = 1  # Devices over which a sequence is split.
   tensor: Count = 1  # Devices over which heads and d_ff are split.
 
   @property
   def devices(self) -> int:
     """The number of devices that it takes."""
-    return self.fsdp * self.expert * self.tensor
+    return self.fsdp * self.expert * self.context * self.tensor
+
+  @property
+  def product(self) -> str:
+    """The axes as a message names them."""
+    axes = ('fsdp', 'expert', 'context', 'tensor')
+    sizes = (f'mesh.{axis}={getattr(self, axis)}' for axis in axes)
+    return ' * '.join(sizes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ TYPES = {
   'inner.accumulate': int,
   'mesh.fsdp': int,
   'mesh.expert': int,
+  'mesh.context': int,
   'mesh.tensor': int,
   'hosts': int,
   'accelerator': str,

@@ -10,7 +10,9 @@ Start with `api`: `Model`, and `plain_model`, which makes one of your own
 
   kinds           the kinds by name, free of jax
   decoder_config  the size of a decoder, free of jax
-  sharding        logical axes to a mesh of three axes
+  attention       what computes it, by name
+  vocabulary      rows of tokens, and the loss in chunks
+  sharding        logical axes to a mesh of four axes
   flops           arithmetic of a step, which the MFU counts
   hf_export       parameters under the names that other tools read
 """

@@ -6,21 +6,26 @@ and run by `jax.lax.scan`, so that the compile time does not grow with depth.
 Modules stay in here, in `layers` and in `moe`; the result is a `Model`.
 
 Suffixes of arrays give their shape:
-  B batch, L length, D d_model, C half of head_dim, V vocab.
+  B batch, L length, D d_model, V vocab.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
-from diloco.models import api, layers, routing
-from diloco.models.decoder_config import REMATS, DecoderConfig
+from diloco.models import api, layers, routing, vocabulary
+from diloco.models.attention import Visible, attend, by_cache
+from diloco.models.decoder_config import LAYER_INPUT, REMATS, DecoderConfig
 from diloco.models.moe import Experts
-from diloco.models.sharding import constrain
+from diloco.models.sharding import constrain, platform
+
+STREAM = ('batch', 'length', None)
+UNROLLED_MAX = 8  # Layers: on a CPU a scan's copies cost a fifth of a step.
 
 
 def make_decoder(config: DecoderConfig) -> api.Model:
@@ -32,27 +37,57 @@ def make_decoder(config: DecoderConfig) -> api.Model:
     '/'.join(keys): variable for keys, variable in nnx.to_flat_state(state)
   }
 
+  next_token = vocabulary.Loss(config.logit_cap, config.z_loss)
+
   def init(key):
     return nnx.to_pure_dict(nnx.state(Decoder(config, key), nnx.Param))
 
+  def logits_of(decoder, x_BLD):
+    logits_BLV = vocabulary.logits(x_BLD, decoder.output_head())
+    return next_token.capped(constrain(logits_BLV, 'batch', 'length', 'vocab'))
+
   def logits(params, tokens_BL):
-    return nnx.merge(structure, params)(tokens_BL)
+    decoder = nnx.merge(structure, params)
+    return logits_of(decoder, decoder.run(tokens_BL)[0])
+
+  def following(method):
+    def logits_and_cache(params, *arguments):
+      decoder = nnx.merge(structure, params)
+      x_B1D, cache = method(decoder, *arguments)
+      return logits_of(decoder, x_B1D)[:, 0], cache
+
+    return logits_and_cache
+
+  def entropies(params, tokens_BL):
+    decoder = nnx.merge(structure, params)
+    x_BLD, _ = decoder.run(tokens_BL[:, :-1])
+    head_VD = decoder.output_head()
+    return next_token.of_tokens(x_BLD, head_VD, tokens_BL[:, 1:])
 
   def loss(params, batch, key):
     del key  # No dropout.
-    tokens_BL = batch['tokens']
+    tokens_BL, segments_BL = batch['tokens'], batch.get('segments')
     if tokens_BL.ndim != 2 or tokens_BL.shape[1] < 2:
       raise ValueError(f'tokens {tokens_BL.shape}, must be [B, L + 1], L ≥ 1')
     decoder, experts = nnx.merge(structure, params), config.experts
-    if experts is None:
-      return cross_entropy(decoder(tokens_BL[:, :-1]), tokens_BL[:, 1:])
-    logits_BLV, told_N = decoder.run(
+    counted_BL = None
+    if segments_BL is not None:
+      # The first token of a segment is not to be told by the one before.
+      counted_BL = segments_BL[:, :-1] == segments_BL[:, 1:]
+      counted_BL &= segments_BL[:, 1:] >= 0
+      segments_BL = segments_BL[:, :-1]
+    x_BLD, told_N = decoder.run(
       tokens_BL[:, :-1],
       lambda chosen: routing.balance(chosen, experts.bias_rate),
+      segments_BL,
     )
-    loss, metrics = cross_entropy(logits_BLV, tokens_BL[:, 1:])
+    loss, metrics = next_token(
+      x_BLD, decoder.output_head(), tokens_BL[:, 1:], counted_BL
+    )
+    if experts is None:
+      return loss, metrics
     more, load = routing.auxiliary(told_N, experts)
-    return loss + more, metrics | load | {api.CROSS_ENTROPY: loss}
+    return loss + more, {api.CROSS_ENTROPY: loss} | metrics | load
 
   return api.Model(
     init=init,
@@ -60,25 +95,10 @@ def make_decoder(config: DecoderConfig) -> api.Model:
     axes={path: variable.axes for path, variable in variables.items()},
     roles={path: variable.role for path, variable in variables.items()},
     logits=logits,
+    language=api.Language(
+      entropies, following(Decoder.start), following(Decoder.go_on)
+    ),
   )
-
-
-def cross_entropy(
-  logits_BLV: jax.Array, targets_BL: jax.Array
-) -> tuple[jax.Array, api.Metrics]:
-  """mean over B·L of log Σ_v exp(logit_v) − logit_target, in nats and f32.
-
-  Returns:
-    The loss, and the share of targets that were the likeliest token.
-  """
-  logits_BLV = logits_BLV.astype(jnp.float32)
-  vocab = logits_BLV.shape[-1]
-  # A comparison, not a gather: it stays local where the vocabulary is sharded.
-  hit_BLV = targets_BL[..., None] == jnp.arange(vocab)[None, None, :]
-  target_BL = jnp.sum(jnp.where(hit_BLV, logits_BLV, 0.0), axis=-1)
-  loss = jnp.mean(jax.nn.logsumexp(logits_BLV, axis=-1) - target_BL)
-  right_BL = jnp.argmax(logits_BLV, axis=-1) == targets_BL
-  return loss, {'accuracy': jnp.mean(right_BL.astype(jnp.float32))}
 
 
 class Layer(nnx.Module):
@@ -90,17 +110,31 @@ class Layer(nnx.Module):
     self.mlp = (Experts if config.experts else layers.Mlp)(config, mlp_key)
 
   def __call__(
-    self, x_BLD: jax.Array, angles_LC: jax.Array
+    self, x_BLD: jax.Array, angles: jax.Array, attend: layers.Attend
   ) -> tuple[jax.Array, routing.Routing | None]:
-    x_BLD = x_BLD + self.attention(x_BLD, angles_LC)
+    x_BLD = x_BLD + self.attention(x_BLD, angles, attend)
     if isinstance(self.mlp, layers.Mlp):
       return x_BLD + self.mlp(x_BLD), None
     branch_BLD, routed = self.mlp(x_BLD)
     return x_BLD + branch_BLD, routed
 
 
+class Cache(NamedTuple):
+  """Keys and values of tokens, rotated, of a decoder's layers.
+
+  Attributes:
+    keys: [layers, B, S, K, H]; that of place p lies at p mod S.
+    values: lie as the keys do.
+    lengths_B: int32, tokens of each row up to now.
+  """
+
+  keys: jax.Array
+  values: jax.Array
+  lengths_B: jax.Array
+
+
 class Decoder(nnx.Module):
-  """Maps tokens to logits."""
+  """Maps tokens to what its output head makes logits of."""
 
   def __init__(self, config: DecoderConfig, key: jax.Array):
     embedding_key, layers_key, head_key = jax.random.split(key, 3)
@@ -126,53 +160,159 @@ class Decoder(nnx.Module):
         role=api.EMBEDDING,
       )
 
-  def __call__(self, tokens_BL: jax.Array) -> jax.Array:
-    """Returns logits, f32 [B, L, V]; position i sees the tokens 0 … i."""
-    return self.run(tokens_BL)[0]
-
   def run(
     self,
     tokens_BL: jax.Array,
     tell: Callable[[routing.Routing], Any] = lambda _: None,
+    segments_BL: jax.Array | None = None,
   ) -> tuple[jax.Array, Any]:
-    """Returns logits, and the results of `tell` for each layer, stacked.
+    """Returns what the output head is multiplied with, [B, L, D].
+
+    Position i sees the tokens 0 … i, of its segment.
 
     Args:
       tokens_BL: int32.
       tell: called with a layer's routing; not called without experts.
+      segments_BL: int32, ascending along a row; None: a row is one segment.
+
+    Returns:
+      And the results of `tell` for each layer, stacked.
+    """
+    attend = self._attend(segments_BL)
+
+    def block(layer, x_BLD, angles):
+      x_BLD, routed = layer(x_BLD, angles, attend)
+      return x_BLD, None if routed is None else tell(routed)
+
+    return self._through(block, tokens_BL, _positions(tokens_BL, segments_BL))
+
+  def start(
+    self, tokens_BL: jax.Array, lengths_B: jax.Array
+  ) -> tuple[jax.Array, Cache]:
+    """Returns what `run` does of each row's last token, [B, 1, D], and a cache
+    with room for L tokens.
+
+    Args:
+      lengths_B: int32, tokens of each row; what follows them is ignored.
+    """
+    attend = self._attend()
+
+    def block(layer, x_BLD, angles):
+      kept = []
+
+      def keep(q_BLNH, k_BLKH, v_BLKH):
+        kept.append((k_BLKH, v_BLKH))
+        return attend(q_BLNH, k_BLKH, v_BLKH)
+
+      return layer(x_BLD, angles, keep)[0], kept[0]
+
+    x_BLD, (keys, values) = self._through(block, tokens_BL)
+    last_B11 = lengths_B[:, None, None] - 1
+    x_B1D = jnp.take_along_axis(x_BLD, last_B11, axis=1)
+    return x_B1D, Cache(keys, values, lengths_B)
+
+  def go_on(self, token_B: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    """Returns the same of one token more, which takes the room of the oldest
+    if there is no other.
+    """
+    at_B = cache.lengths_B
+    visible = Visible(self.config.window, self.config.attention_cap)
+    room = cache.keys.shape[2]
+    is_new_BS = jnp.arange(room)[None, :] == (at_B % room)[:, None]
+
+    def block(layer, x_BLD, angles, keys_BSKH, values_BSKH):
+      kept = []
+
+      def attend(q_B1NH, k_B1KH, v_B1KH):
+        is_new = is_new_BS[:, :, None, None]
+        kept.append(jnp.where(is_new, k_B1KH, keys_BSKH))
+        kept.append(jnp.where(is_new, v_B1KH, values_BSKH))
+        return by_cache(q_B1NH, *kept, at_B, visible)
+
+      return layer(x_BLD, angles, attend)[0], tuple(kept)
+
+    x_B1D, (keys, values) = self._through(
+      block, token_B[:, None], at_B[:, None], cache.keys, cache.values
+    )
+    return x_B1D, Cache(keys, values, at_B + 1)
+
+  def _attend(self, segments_BL: jax.Array | None = None) -> layers.Attend:
+    config = self.config
+    visible = Visible(config.window, config.attention_cap, segments_BL)
+    return lambda *qkv: attend(config.attention, *qkv, visible)
+
+  def _through(
+    self,
+    block: Callable,
+    tokens_BL: jax.Array,
+    positions: jax.Array | None = None,
+    *of_layers: jax.Array,
+  ) -> tuple[jax.Array, Any]:
+    """Returns the stream after all layers, and what they gave, stacked.
+
+    Args:
+      block: takes a layer, the stream, the angles of `layers.rope`, and the
+        layer's part of each of `of_layers`; returns the stream and what else.
+      positions: [B | 1, L]; None: from 0 on.
     """
     config = self.config
-    angles_LC = layers.rope_angles(
-      tokens_BL.shape[1], config.head_dim, config.rope_theta
-    )
-    # Rows have the length 1; the stream starts with unit variance.
-    scale = math.sqrt(config.d_model)
-    # Unsharded rows before the look-up: its result is to be sharded by batch.
-    table_VD = constrain(self.embedding[...], 'vocab', None)
-    x_BLD = (table_VD[tokens_BL] * scale).astype(config.dtype)
-    x_BLD = constrain(x_BLD, 'batch', None, None)
+    if positions is None:
+      positions = _positions(tokens_BL, None)
+    angles = layers.rope_angles(positions, config.head_dim, config.rope_theta)
+    x_BLD = vocabulary.look_up(self.embedding[...], tokens_BL, jnp.float32)
+    x_BLD = (x_BLD * self.scale).astype(config.dtype)
+    x_BLD = constrain(x_BLD, *STREAM)
     structure, stacked = nnx.split(self.layers)
 
-    def block(x_BLD, layer):
-      x_BLD, routed = nnx.merge(structure, layer)(x_BLD, angles_LC)
-      metrics = None if routed is None else tell(routed)
-      return constrain(x_BLD, 'batch', None, None), metrics
+    def step(x_BLD, of_layer):
+      x_BLD = checkpoint_name(x_BLD, LAYER_INPUT)
+      layer = nnx.merge(structure, of_layer[0])
+      x_BLD, more = block(layer, x_BLD, angles, *of_layer[1:])
+      return constrain(x_BLD, *STREAM), more
 
     if remat := REMATS[config.remat]:
       # The scan is itself a barrier against merging the two computations.
       policy = getattr(jax.checkpoint_policies, remat)
-      block = jax.checkpoint(block, policy=policy, prevent_cse=False)
-    x_BLD, metrics = jax.lax.scan(block, x_BLD, stacked)
-    x_BLD = layers.rms_norm(x_BLD, self.norm[...])
-    if config.tied:
-      # As small as a separate head at init: 1 / √D on top of the rows' 1 / √D.
-      head_VD = table_VD / scale
-    else:
-      head_VD = constrain(self.head[...], 'vocab', None)
-    logits_BLV = jnp.einsum(
-      'BLD,VD->BLV',
-      x_BLD,
-      head_VD.astype(config.dtype),
-      preferred_element_type=jnp.float32,
+      if config.remat == 'offload':
+        policy = policy(
+          names_which_can_be_saved=[],
+          names_which_can_be_offloaded=[LAYER_INPUT],
+          offload_src='device',
+          offload_dst='pinned_host',
+        )
+      step = jax.checkpoint(step, policy=policy, prevent_cse=False)
+    few = config.layers <= UNROLLED_MAX and platform() == 'cpu'
+    x_BLD, more = jax.lax.scan(
+      step, x_BLD, (stacked, *of_layers), unroll=config.layers if few else 1
     )
-    return constrain(logits_BLV, 'batch', None, 'vocab'), metrics
+    return layers.rms_norm(x_BLD, self.norm[...]), more
+
+  @property
+  def scale(self) -> float:
+    """Rows of the embedding have the length 1; the stream starts with unit
+    variance.
+    """
+    return math.sqrt(self.config.d_model)
+
+  def output_head(self) -> jax.Array:
+    """Returns what gives the logits, f32 [V, D]."""
+    if self.config.tied:
+      # As small as a separate head at init: 1 / √D on top of the rows' 1 / √D.
+      return self.embedding[...] / self.scale
+    return self.head[...]
+
+
+def _positions(tokens_BL, segments_BL) -> jax.Array:
+  """Returns the place of each token, [1, L], or within its segment, [B, L]."""
+  places_1L = jnp.arange(tokens_BL.shape[1], dtype=jnp.int32)[None]
+  if segments_BL is None:
+    return places_1L
+  begins_BL = jnp.concatenate(
+    [
+      jnp.ones_like(segments_BL[:, :1], bool),
+      segments_BL[:, 1:] != segments_BL[:, :-1],
+    ],
+    axis=1,
+  )
+  first_BL = jax.lax.cummax(jnp.where(begins_BL, places_1L, 0), axis=1)
+  return places_1L - first_BL

@@ -7,6 +7,7 @@ import math
 DTYPES = ('float32', 'bfloat16')
 SIZES = ('vocab', 'layers', 'd_model', 'heads', 'kv_heads', 'head_dim', 'd_ff')
 
+LAYER_INPUT = 'layer_input'  # What it is called to `jax.checkpoint`.
 # What the backward pass finds stored; the rest is recomputed.
 # Values are the policies of `jax.checkpoint_policies`.
 REMATS = {
@@ -15,6 +16,41 @@ REMATS = {
   'dots': 'dots_saveable',  # The results of all matrix products.
   # Results of products with a parameter: not those of the attention.
   'dots_no_batch': 'dots_with_no_batch_dims_saveable',
+  # The input of each layer, in the host's memory.
+  'offload': 'save_and_offload_only_these_names',
+}
+
+AUTO = 'auto'
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionKind:
+  """A computation of attention, in `attention`.
+
+  Attributes:
+    platforms: of JAX, where it runs; empty: everywhere.
+    dtypes: of its operands.
+    caps: whether scores can have a cap.
+  """
+
+  platforms: tuple[str, ...] = ()
+  dtypes: tuple[str, ...] = DTYPES
+  caps: bool = True
+
+  def runs(self, platform: str, dtype: str, cap: float) -> bool:
+    """Returns True if it computes what is asked for, there."""
+    return (
+      (not self.platforms or platform in self.platforms)
+      and dtype in self.dtypes
+      and (self.caps or not cap)
+    )
+
+
+# 'auto' is the first that runs.
+ATTENTIONS = {
+  'splash': AttentionKind(platforms=('tpu',)),
+  'cudnn': AttentionKind(platforms=('gpu',), dtypes=('bfloat16',), caps=False),
+  'xla': AttentionKind(),
 }
 
 
@@ -65,6 +101,11 @@ class DecoderConfig:
     dtype: dtype of the computation; parameters, norms and the loss are f32.
     remat: key of `REMATS` that saves memory in the backward pass.
     tied: True if the embedding is also the output head.
+    attention: key of `ATTENTIONS`, or 'auto'.
+    window: places that a query sees, its own included; 0: all before it.
+    attention_cap: scores s become cap · tanh(s / cap); 0: they stay.
+    logit_cap: the same of logits.
+    z_loss: weight of the loss that keeps logits small; 0: there is none.
     experts: None: one MLP for all tokens.
   """
 
@@ -79,6 +120,11 @@ class DecoderConfig:
   dtype: str = 'float32'
   remat: str = 'none'
   tied: bool = False
+  attention: str = AUTO
+  window: int = 0
+  attention_cap: float = 0.0
+  logit_cap: float = 0.0
+  z_loss: float = 0.0
   experts: ExpertsConfig | None = None
 
   def __post_init__(self):
@@ -145,3 +191,8 @@ class DecoderConfig:
       yield f'dtype={self.dtype!r}, must be one of {DTYPES}'
     if self.remat not in REMATS:
       yield f'remat={self.remat!r}, must be one of {tuple(REMATS)}'
+    if self.attention not in (AUTO, *ATTENTIONS):
+      yield f'attention={self.attention!r}, must be one of {tuple(ATTENTIONS)}'
+    for name in ('window', 'attention_cap', 'logit_cap', 'z_loss'):
+      if not 0 <= getattr(self, name) < math.inf:
+        yield f'{name}={getattr(self, name)}, must be finite and ≥ 0'

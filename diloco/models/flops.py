@@ -5,8 +5,8 @@ Model FLOPs utilisation is the model's FLOPs over the peak of the chips in the
 time of a step (Chowdhery et al., 2022, appendix B): 6 per token for each
 parameter that a token is multiplied with, and 12 · layers · heads · head_dim ·
 length per token for the attention, whose square is counted in full although it
-is causal. Recomputation (remat) is not counted, nor are norms, softmax and the
-optimizer.
+is causal; a window counts in place of the length. Recomputation (remat) is not
+counted, nor are norms, softmax and the optimizer.
 """
 
 import dataclasses
@@ -45,7 +45,8 @@ def step_flops(config: DecoderConfig, batch: int, seq_len: int) -> StepFlops:
   """Returns the FLOPs of a step on `batch` sequences."""
   active = active_parameters(config)
   tokens = batch * seq_len
-  scores = config.layers * config.heads * config.head_dim * seq_len
+  seen = min(config.window or seq_len, seq_len)
+  scores = config.layers * config.heads * config.head_dim * seen
   return StepFlops(
     active=active,
     tokens=tokens,

@@ -79,8 +79,15 @@ def check_exportable(config: DecoderConfig) -> None:
   """Checks that an architecture of `transformers` computes what we do.
 
   Raises:
-    ValueError: the routers have a bias.
+    ValueError: the routers have a bias, or attention and logits what these
+      architectures have not.
   """
+  for name in ('window', 'attention_cap', 'logit_cap'):
+    if value := getattr(config, name):
+      raise ValueError(
+        f'model.{name}={value}: can not be exported, only a model trained with '
+        f'model.{name}=0'
+      )
   if config.experts is not None and config.experts.bias_rate:
     raise ValueError(
       f'model.router_bias_rate={config.experts.bias_rate}: routers with a '

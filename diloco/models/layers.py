@@ -10,7 +10,9 @@ Suffixes of arrays give their shape:
   C half of head_dim, 1 one.
 """
 
+import itertools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +20,11 @@ from flax import nnx
 
 from diloco.models import api
 from diloco.models.decoder_config import DecoderConfig
+from diloco.models.sharding import TENSOR, is_cut, platform
 
 NORM_EPSILON = 1e-6
+# Queries [B, L, N, H], keys and values [B, L, K, H] -> [B, L, N, H].
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class Attention(nnx.Module):
@@ -48,20 +53,14 @@ class Attention(nnx.Module):
       ('heads', None, 'embed'),
     )
 
-  def __call__(self, x_BLD: jax.Array, angles_LC: jax.Array) -> jax.Array:
+  def __call__(
+    self, x_BLD: jax.Array, angles: jax.Array, attend: Attend
+  ) -> jax.Array:
     x_BLD = rms_norm(x_BLD, self.norm[...])
-    q_BLNH = jnp.einsum(
-      'BLD,DNH->BLNH', x_BLD, self.query[...].astype(self.dtype)
+    q_BLNH, k_BLKH, v_BLKH = products(
+      x_BLD, self.query[...], self.key[...], self.value[...]
     )
-    k_BLKH = jnp.einsum(
-      'BLD,DKH->BLKH', x_BLD, self.key[...].astype(self.dtype)
-    )
-    v_BLKH = jnp.einsum(
-      'BLD,DKH->BLKH', x_BLD, self.value[...].astype(self.dtype)
-    )
-    y_BLNH = jax.nn.dot_product_attention(
-      rope(q_BLNH, angles_LC), rope(k_BLKH, angles_LC), v_BLKH, is_causal=True
-    )
+    y_BLNH = attend(rope(q_BLNH, angles), rope(k_BLKH, angles), v_BLKH)
     return jnp.einsum('BLNH,NHD->BLD', y_BLNH, self.out[...].astype(self.dtype))
 
 
@@ -85,15 +84,31 @@ class Mlp(nnx.Module):
 
   def __call__(self, x_BLD: jax.Array) -> jax.Array:
     x_BLD = rms_norm(x_BLD, self.norm[...])
-    gate_BLF = jnp.einsum(
-      'BLD,DF->BLF', x_BLD, self.gate[...].astype(self.dtype)
-    )
-    up_BLF = jnp.einsum('BLD,DF->BLF', x_BLD, self.up[...].astype(self.dtype))
+    gate_BLF, up_BLF = products(x_BLD, self.gate[...], self.up[...])
     return jnp.einsum(
       'BLF,FD->BLD',
       jax.nn.silu(gate_BLF) * up_BLF,
       self.down[...].astype(self.dtype),
     )
+
+
+def products(x_BLD: jax.Array, *matrices: jax.Array) -> list[jax.Array]:
+  """x · matrix of several matrices [D, …], as one product where that is less.
+
+  On a CPU it is: the same FLOPs take two thirds of the time. Where the last
+  axes are cut, a matrix of all would have to be put together over devices.
+  """
+  matrices = [matrix.astype(x_BLD.dtype) for matrix in matrices]
+  if platform() != 'cpu' or is_cut(TENSOR):
+    return [jnp.tensordot(x_BLD, matrix, 1) for matrix in matrices]
+  flat = [matrix.reshape(matrix.shape[0], -1) for matrix in matrices]
+  ends = list(itertools.accumulate(each.shape[1] for each in flat))
+  y = jnp.tensordot(x_BLD, jnp.concatenate(flat, axis=1), 1)
+  parts = jnp.split(y, ends[:-1], axis=-1)
+  return [
+    part.reshape(*x_BLD.shape[:-1], *matrix.shape[1:])
+    for part, matrix in zip(parts, matrices)
+  ]
 
 
 def rms_norm(x_BLD: jax.Array, scale_D: jax.Array) -> jax.Array:
@@ -104,22 +119,23 @@ def rms_norm(x_BLD: jax.Array, scale_D: jax.Array) -> jax.Array:
   return (normed_BLD * scale_D[None, None, :]).astype(x_BLD.dtype)
 
 
-def rope_angles(length: int, head_dim: int, theta: float) -> jax.Array:
-  """position · theta^(−2c / head_dim) for each pair c, in f32 [L, C]."""
+def rope_angles(positions: jax.Array, head_dim: int, theta: float) -> jax.Array:
+  """position · theta^(−2c / head_dim) for each pair c, in f32.
+
+  Args:
+    positions: [B, L], or [1, L]; the result has the axis C more.
+  """
   pairs_C = jnp.arange(head_dim // 2, dtype=jnp.float32)
   frequency_C = theta ** (-2.0 * pairs_C / head_dim)
-  positions_L = jnp.arange(length, dtype=jnp.float32)
-  return positions_L[:, None] * frequency_C[None, :]
+  return positions.astype(jnp.float32)[..., None] * frequency_C[None, None]
 
 
-def rope(x_BLNH: jax.Array, angles_LC: jax.Array) -> jax.Array:
+def rope(x_BLNH: jax.Array, angles: jax.Array) -> jax.Array:
   """Rotates each head's pairs (c, c + C) by their position's angle, in f32."""
-  cos_LC = jnp.cos(angles_LC)[None, :, None, :]
-  sin_LC = jnp.sin(angles_LC)[None, :, None, :]
+  cos, sin = (f(angles)[:, :, None, :] for f in (jnp.cos, jnp.sin))
   a_BLNC, b_BLNC = jnp.split(x_BLNH.astype(jnp.float32), 2, axis=-1)
   turned_BLNH = jnp.concatenate(
-    [a_BLNC * cos_LC - b_BLNC * sin_LC, b_BLNC * cos_LC + a_BLNC * sin_LC],
-    axis=-1,
+    [a_BLNC * cos - b_BLNC * sin, b_BLNC * cos + a_BLNC * sin], axis=-1
   )
   return turned_BLNH.astype(x_BLNH.dtype)
 

@@ -3,8 +3,8 @@
 
 Dropless: an expert takes all tokens that chose it, so that a token's result
 does not depend on the others of its batch. If the mesh has several devices,
-each sorts its tokens and computes those of its experts; the parts of a token's
-result are summed over the axes 'expert' and 'tensor'.
+each has tokens and experts of its own: tokens go to the devices of their
+experts along the axis 'expert', and what becomes of them comes back.
 
 Suffixes of arrays give their shape:
   B batch, L length, D d_model, E experts, K top_k, F d_ff, R rows = B·L·K,
@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 from diloco.models import api, layers
 from diloco.models.decoder_config import DecoderConfig
 from diloco.models.routing import Routing, route
-from diloco.models.sharding import mesh_axis
+from diloco.models.sharding import device_kind, mesh_axis, platform
 
 BLOCKS_PER_EXPERT = 4  # On average; padding adds about a quarter of the rows.
 BLOCK_ROWS_MIN = 8
@@ -176,7 +176,7 @@ def spread(
   gates_BLK: jax.Array,
   *matrices: jax.Array,
 ) -> jax.Array:
-  """Σ_k gate_k · mlp_k(x); each device for its tokens and its experts.
+  """Σ_k gate_k · mlp_k(x); each device for its tokens, by others' experts.
 
   Args:
     chosen_BLK: the experts of each token.
@@ -185,13 +185,14 @@ def spread(
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
-    y_BLD = _asked(x_BLD, chosen_BLK, gates_BLK, *matrices, experts=None)
+    y_BLD = _asked(None, x_BLD, chosen_BLK, gates_BLK, *matrices)
     return y_BLD.astype(x_BLD.dtype)
-  experts = matrices[0].shape[0]
-  rows = PartitionSpec(mesh_axis(mesh, 'batch', x_BLD.shape[0]), None, None)
-  of_experts = mesh_axis(mesh, 'experts', experts)
+  rows = PartitionSpec(
+    mesh_axis(mesh, 'batch', x_BLD.shape[0]),
+    mesh_axis(mesh, 'length', x_BLD.shape[1]),
+  )
+  of_experts = mesh_axis(mesh, 'experts', matrices[0].shape[0])
   of_mlp = mesh_axis(mesh, 'mlp', matrices[0].shape[-1])
-  split = [name for name in (of_experts, of_mlp) if name is not None]
 
   @functools.partial(
     jax.shard_map,
@@ -208,55 +209,129 @@ def spread(
     # here; the cause is unknown. A test compares with one device.
     check_vma=False,
   )
-  def experts_of_device(*arrays):
-    part_BLD = _asked(*arrays, experts=(of_experts, experts))
-    return jax.lax.psum(part_BLD, tuple(split)) if split else part_BLD
+  def of_device(*arrays):
+    part_BLD = _asked(of_experts, *arrays)
+    return jax.lax.psum(part_BLD, of_mlp) if of_mlp else part_BLD
 
-  y_BLD = experts_of_device(x_BLD, chosen_BLK, gates_BLK, *matrices)
+  y_BLD = of_device(x_BLD, chosen_BLK, gates_BLK, *matrices)
   return y_BLD.astype(x_BLD.dtype)
 
 
 def _asked(
+  axis: str | None,
   x_BLD: jax.Array,
   chosen_BLK: jax.Array,
   gates_BLK: jax.Array,
-  gate_EDF: jax.Array,
-  up_EDF: jax.Array,
-  down_EFD: jax.Array,
-  experts: tuple[str | None, int] | None,
+  *matrices: jax.Array,
 ) -> jax.Array:
-  """Σ_k gate_k · mlp_k(x) over the experts whose matrices are here.
+  """Σ_k gate_k · mlp_k(x) of the tokens here.
 
   Args:
+    axis: the mesh axis over which the experts are spread; None: all are here.
     chosen_BLK: indices among all experts.
     gates_BLK: weights of the chosen experts.
-    gate_EDF: for the experts that are here.
-    up_EDF: for the experts that are here.
-    down_EFD: for the experts that are here.
-    experts: the mesh axis over which they are spread, and their total number;
-      None: all are here.
+    matrices: of the experts that are here.
 
   Returns:
     f32 [B, L, D].
   """
-  here = gate_EDF.shape[0]
-  axis, count = experts or (None, here)
   batch, length, width = x_BLD.shape
   top_k = chosen_BLK.shape[-1]
-  first = jax.lax.axis_index(axis) * here if axis else 0
-  # Local experts come first, from 0 on.
-  expert_R = (chosen_BLK.reshape(-1) - first) % count
+  experts = matrices[0].shape[0] * (jax.lax.axis_size(axis) if axis else 1)
+  expert_R = chosen_BLK.reshape(-1)
   order_R = jnp.argsort(expert_R)  # Stable.
-  x_RD = jnp.repeat(x_BLD.reshape(-1, width), top_k, axis=0)
-  y_RD = mlps(
-    x_RD[order_R],
-    jnp.bincount(expert_R, length=count)[:here].astype(jnp.int32),
-    gate_EDF,
-    up_EDF,
-    down_EFD,
-  )
+  x_RD = x_BLD.reshape(-1, width)[order_R // top_k]
+  sizes_E = jnp.bincount(expert_R, length=experts).astype(jnp.int32)
+  if axis is None:
+    y_RD = mlps(x_RD, sizes_E, *matrices)
+  else:
+    y_RD = _elsewhere(axis, x_RD, sizes_E, *matrices)
   y_TKD = y_RD[jnp.argsort(order_R)].reshape(-1, top_k, width)
   y_TD = jnp.einsum(
     'TKD,TK->TD', y_TKD.astype(jnp.float32), gates_BLK.reshape(-1, top_k)
   )
   return y_TD.reshape(batch, length, width)
+
+
+# Rows go to the devices of their experts, and come back.
+#
+# No row is dropped, so that a device has room for all rows of all devices: as
+# many as it would take with copied tokens. Where the backend can, only rows
+# that there are travel; others send the room.
+#
+# Suffixes of arrays give their shape:
+#   R rows, S source devices, O devices of experts, E experts, H experts of one
+#   device.
+
+
+def _elsewhere(axis: str, x_RD, sizes_E, *matrices) -> jax.Array:
+  """Computes `mlps` of rows whose experts are spread over an axis."""
+  rows, width = x_RD.shape
+  here, me = matrices[0].shape[0], jax.lax.axis_index(axis)
+  sizes_SE = jax.lax.all_gather(sizes_E, axis)
+  sent_SO = sizes_SE.reshape(*sizes_SE.shape[:1], -1, here).sum(axis=2)
+  x_SRD = _exchange(axis, x_RD, sent_SO)
+  own_SH = jax.lax.dynamic_slice_in_dim(sizes_SE, me * here, here, axis=1)
+  # A row beyond those that were sent belongs to none.
+  owner_SR = jax.vmap(
+    lambda ends_H: jnp.searchsorted(ends_H, jnp.arange(rows), side='right')
+  )(jnp.cumsum(own_SH, axis=1))
+  order = jnp.argsort(owner_SR.reshape(-1))  # Stable.
+  y = mlps(x_SRD.reshape(-1, width)[order], own_SH.sum(axis=0), *matrices)
+  y_SRD = y[jnp.argsort(order)].reshape(x_SRD.shape)
+  return _return(axis, y_SRD, sent_SO)
+
+
+def _sends_rows_alone() -> bool:
+  """Returns True where a ragged all-to-all compiles: XLA has none for CPUs, and
+  libtpu none for the wiring of a v5e or v6e.
+  """
+  return platform() != 'cpu' and 'lite' not in device_kind()
+
+
+def _starts(axis: str, sent_SO: jax.Array) -> jax.Array:
+  """Returns where in this device's rows those for each device begin."""
+  own_O = sent_SO[jax.lax.axis_index(axis)]
+  return jnp.cumsum(own_O) - own_O
+
+
+def _exchange(axis: str, x_RD: jax.Array, sent_SO: jax.Array) -> jax.Array:
+  """Sends rows, sorted by device; returns [S, R, D], each source's first."""
+  rows, width = x_RD.shape
+  devices = sent_SO.shape[0]
+  me, starts_O = jax.lax.axis_index(axis), _starts(axis, sent_SO)
+  if _sends_rows_alone():
+    room = jnp.zeros((devices * rows, width), x_RD.dtype)
+    into_O = jnp.full((devices,), me * rows, jnp.int32)
+    x = jax.lax.ragged_all_to_all(
+      x_RD, room, starts_O, sent_SO[me], into_O, sent_SO[:, me], axis_name=axis
+    )
+    return x.reshape(devices, rows, width)
+  at_OR = starts_O[:, None] + jnp.arange(rows)[None, :]
+  x_ORD = x_RD.at[at_OR].get(mode='fill', fill_value=0)
+  return jax.lax.all_to_all(x_ORD, axis, 0, 0)
+
+
+def _return(axis: str, y_SRD: jax.Array, sent_SO: jax.Array) -> jax.Array:
+  """Sends results back; the inverse of `_exchange`."""
+  devices, rows, width = y_SRD.shape
+  me, starts_O = jax.lax.axis_index(axis), _starts(axis, sent_SO)
+  if _sends_rows_alone():
+    own_S = sent_SO[:, me]
+    froms_S = jnp.arange(devices, dtype=jnp.int32) * rows
+    # Where each source keeps the rows that it sent here.
+    into_S = (jnp.cumsum(sent_SO, axis=1) - sent_SO)[:, me]
+    return jax.lax.ragged_all_to_all(
+      y_SRD.reshape(-1, width),
+      jnp.zeros((rows, width), y_SRD.dtype),
+      froms_S,
+      own_S,
+      into_S,
+      sent_SO[me],
+      axis_name=axis,
+    )
+  y_ORD = jax.lax.all_to_all(y_SRD, axis, 0, 0)
+  ends_O = starts_O + sent_SO[me]
+  row_R = jnp.arange(rows)
+  device_R = jnp.searchsorted(ends_O, row_R, side='right')
+  return y_ORD[device_R, row_R - starts_O[device_R]]

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sharding of a model's arrays: logical axes, one table, a mesh of three
+"""The sharding of a model's arrays: logical axes, one table, a mesh of four
 axes.
 
-'fsdp' splits the batch and, at rest, the parameters; 'expert' splits the
-experts, each device having whole ones; 'tensor' splits heads, MLP and
-vocabulary. The axes are of type Auto: the compiler places what is not pinned
-here. Compile and run under `jax.set_mesh(mesh)`; otherwise activations are not
-pinned at all.
+'fsdp' splits the batch and, at rest, the parameters; 'expert' splits the batch,
+too, and the experts, each device having whole ones; 'context' splits each
+sequence, of which all keys and values come together for the attention; 'tensor'
+splits heads, MLP and vocabulary. The axes are of type Auto: the compiler places
+what is not pinned here. Compile and run under `jax.set_mesh(mesh)`; otherwise
+activations are not pinned at all.
 """
 
 import math
@@ -17,15 +18,17 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 FSDP = 'fsdp'
 EXPERT = 'expert'
+CONTEXT = 'context'
 TENSOR = 'tensor'
 
-# Logical axis -> mesh axis. None: every device holds the whole axis.
-RULES: Mapping[str, str | None] = {
-  'batch': FSDP,
+# Logical axis -> mesh axis, or axes. None: every device holds the whole axis.
+RULES: Mapping[str, str | tuple[str, ...] | None] = {
+  'batch': (FSDP, EXPERT),
   'embed': FSDP,
   'experts': EXPERT,
   'heads': TENSOR,
   'kv_heads': TENSOR,
+  'length': CONTEXT,
   'layers': None,  # Each step of the scan needs one slice on every device.
   'mlp': TENSOR,
   'norm': None,  # Small, and needed whole on every device.
@@ -39,31 +42,34 @@ def make_mesh(
   devices: Sequence[jax.Device] | None = None,
   *,
   expert: int = 1,
+  context: int = 1,
 ) -> Mesh:
-  """Makes a mesh of fsdp × expert × tensor devices; 'tensor' is innermost.
+  """Makes a mesh of fsdp × expert × context × tensor devices; 'tensor' is
+  innermost.
 
   Args:
     fsdp: Devices along 'fsdp', at least 1.
     tensor: Devices along 'tensor', at least 1.
     devices: Devices to use; None: all of this learner.
     expert: Devices along 'expert', at least 1.
+    context: Devices along 'context', at least 1.
 
   Raises:
     ValueError: The mesh does not have exactly as many places as devices.
   """
   devices = jax.devices() if devices is None else list(devices)
-  sizes = (fsdp, expert, tensor)
-  if min(sizes) < 1:
+  sizes = {FSDP: fsdp, EXPERT: expert, CONTEXT: context, TENSOR: tensor}
+  if min(sizes.values()) < 1:
+    raise ValueError(f'mesh: {sizes}, all must be at least 1')
+  if (needed := math.prod(sizes.values())) != len(devices):
     raise ValueError(
-      f'mesh: {fsdp=}, {expert=}, {tensor=}, all must be at least 1'
-    )
-  if math.prod(sizes) != len(devices):
-    raise ValueError(
-      f'mesh: {fsdp=} by {expert=} by {tensor=} needs {math.prod(sizes)} '
-      f'devices, there are {len(devices)}'
+      f'mesh: {sizes} needs {needed} devices, there are {len(devices)}'
     )
   return jax.make_mesh(
-    sizes, (FSDP, EXPERT, TENSOR), (AxisType.Auto,) * 3, devices=devices
+    tuple(sizes.values()),
+    tuple(sizes),
+    (AxisType.Auto,) * len(sizes),
+    devices=devices,
   )
 
 
@@ -94,7 +100,7 @@ def param_shardings(
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of 'tokens' [B, L+1]: rows over 'fsdp', or copied."""
+  """Returns the sharding of 'tokens' [B, L+1]: its rows are spread."""
   return NamedSharding(mesh, PartitionSpec(RULES['batch'], None))
 
 
@@ -118,13 +124,36 @@ def constrain(x: jax.Array, *names: str | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
 
-def mesh_axis(mesh, name: str, size: int) -> str | None:
-  """Returns the mesh axis of a logical one; None if the mesh does not have it,
-  or it does not divide `size`.
+def mesh_axis(mesh, name: str, size: int) -> str | tuple[str, ...] | None:
+  """Returns the mesh axis of a logical one, or axes; None if the mesh does not
+  have it, or it does not divide `size`.
   """
   target = RULES[name]
-  divides = target in mesh.shape and size % mesh.shape[target] == 0
-  return target if divides else None
+  axes = (target,) if isinstance(target, str) else target or ()
+  there = tuple(axis for axis in axes if axis in mesh.shape)
+  if not there or size % math.prod(mesh.shape[axis] for axis in there):
+    return None
+  return target if isinstance(target, str) else there
+
+
+def platform() -> str:
+  """Returns what a computation is traced for: 'cpu', 'tpu' or 'gpu'.
+
+  A described device, for which a program is only compiled, counts.
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.platform if device else jax.default_backend()
+
+
+def device_kind() -> str:
+  """Returns its kind, such as 'TPU v5 lite'."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return device.device_kind if device else jax.devices()[0].device_kind
+
+
+def is_cut(axis: str) -> bool:
+  """Returns True if the mesh has several devices along an axis of its own."""
+  return jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1
 
 
 def _spec(path, names, shape, mesh) -> PartitionSpec:

@@ -28,6 +28,7 @@ def adamw(
   weight_decay: float = 0.1,
   clip_norm: float = 1.0,
   specs: Mapping[str, TensorSpec] | None = None,
+  moments: str = 'float32',
 ) -> optax.GradientTransformation:
   """Returns clip by global norm, Adam and decoupled weight decay, in f32.
 
@@ -41,10 +42,11 @@ def adamw(
     specs: the model's tensors. The layer axis of a 'stacked' one is not
       counted, so that the norms of a scanned model count as 1-D. An 'averaged'
       one is left out entirely. None: every axis counts.
+    moments: dtype in which both moments are stored between steps.
   """
   chain = optax.chain(
     optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
-    optax.scale_by_adam(b1, b2, eps),
+    _stored(optax.scale_by_adam(b1, b2, eps), moments),
     optax.add_decayed_weights(
       weight_decay, mask=lambda params: decays(params, specs)
     ),
@@ -57,6 +59,28 @@ def adamw(
   return optax.GradientTransformation(
     lambda params: chain.init(_f32(params)),
     lambda grads, state, params: chain.update(_f32(grads), state, _f32(params)),
+  )
+
+
+def _stored(
+  inner: optax.GradientTransformation, dtype: str
+) -> optax.GradientTransformation:
+  """Returns the transformation with its f32 state stored in another dtype."""
+  if dtype == 'float32':
+    return inner
+
+  def cast(state, to):
+    return jax.tree.map(
+      lambda x: x.astype(to) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+      state,
+    )
+
+  def update(updates, state, params=None):
+    updates, state = inner.update(updates, cast(state, jnp.float32), params)
+    return updates, cast(state, dtype)
+
+  return optax.GradientTransformation(
+    lambda params: cast(inner.init(params), dtype), update
   )
 
 

@@ -92,7 +92,7 @@ def _become_like(
     os.environ |= environment.environment_like(machines[0])
     if machines[0].platform == 'cpu':
       jax.config.update('jax_platforms', 'cpu')
-      devices = max(m.fsdp * m.expert * m.tensor for m in machines)
+      devices = max(m.fsdp * m.expert * m.context * m.tensor for m in machines)
       jax.config.update('jax_num_cpu_devices', devices)
   if config.run.compilation_cache and workdir.compiled.is_dir():
     jax.config.update('jax_compilation_cache_dir', str(workdir.compiled))

@@ -328,8 +328,7 @@ def slice_of(setup: Setup, topology: str | None) -> Topology:
       f'hosts, gpus_per_host: a slice {slice_.name} has {slice_.hosts} hosts '
       'and no GPUs'
     )
-  sizes = f'{mesh.fsdp=} * {mesh.expert=} * {mesh.tensor=}'
-  hardware.check_fits(slice_, mesh.devices, sizes, flag)
+  hardware.check_fits(slice_, mesh.devices, mesh.product, flag)
   return slice_
 
 
@@ -391,7 +390,7 @@ def lines(needs: Estimate, with_syncer: bool = True) -> Iterator[str]:
   yield (
     f'a step of {data.batch} · {data.seq_len} tokens in {parts} '
     f'part{"s" if parts > 1 else ""}; mesh fsdp {mesh.fsdp} · expert '
-    f'{mesh.expert} · tensor {mesh.tensor}'
+    f'{mesh.expert} · context {mesh.context} · tensor {mesh.tensor}'
   )
   topology = needs.topology
   yield (

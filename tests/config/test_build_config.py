@@ -184,12 +184,13 @@ def test_an_int_is_a_float():
     ({'mesh__fsdp': 16}, 'must be a multiple of mesh.fsdp=16'),
     (
       {'mesh__fsdp': 4, 'inner__accumulate': 4},
-      'data.batch=8: must be a multiple of mesh.fsdp=4 * inner.accumulate=4 =',
+      'data.batch=8: must be a multiple of mesh.fsdp=4 * mesh.expert=1 * '
+      'inner.accumulate=4 =',
     ),
     ({'mesh__tensor': 4}, 'must be a multiple of mesh.tensor=4'),
     ({'mesh__expert': 2}, "must be 1, model.kind='decoder' has no experts"),
     (
-      {'mesh__expert': 3, 'model__kind': 'moe'},
+      {'mesh__expert': 3, 'model__kind': 'moe', 'data__batch': 9},
       'model.experts=8: must be a multiple of mesh.expert=3',
     ),
     (

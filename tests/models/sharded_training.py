@@ -2,9 +2,11 @@
 """Trains three steps on a mesh and prints what came out, as JSON.
 
 Run by `test_sharding.py` in a process of its own: the number of devices can't
-change within one. Arguments: fsdp and tensor, a pair per mesh.
+change within one. Arguments: for each mesh its sizes, and what computes
+attention, such as 4x1x1:xla.
 """
 
+import dataclasses
 import json
 import re
 import sys
@@ -45,12 +47,12 @@ def _descend(param, gradient):
   return param - LEARNING_RATE * gradient
 
 
-def train(fsdp: int, tensor: int) -> dict:
+def train(attention: str, fsdp: int, tensor: int, context: int) -> dict:
   """Losses, parameters and where they lie after three steps of plain SGD."""
-  model = make_decoder(CONFIG)
+  model = make_decoder(dataclasses.replace(CONFIG, attention=attention))
   shapes = {path: leaf.shape for path, leaf in api.check_model(model).items()}
-  devices = jax.devices()[: fsdp * tensor]
-  mesh = sharding.make_mesh(fsdp, tensor, devices)
+  devices = jax.devices()[: fsdp * tensor * context]
+  mesh = sharding.make_mesh(fsdp, tensor, devices, context=context)
   places = sharding.param_shardings(model.axes, shapes, mesh)
   rows = sharding.batch_sharding(mesh)
   whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -99,6 +101,8 @@ def gathered(text: str) -> list[list[int]]:
 
 
 if __name__ == '__main__':
-  sizes = [int(argument) for argument in sys.argv[1:]]
-  meshes = zip(sizes[::2], sizes[1::2])
-  print(json.dumps({f'{f}x{t}': train(f, t) for f, t in meshes}))
+  results = {}
+  for asked in sys.argv[1:]:
+    of_mesh, _, name = asked.partition(':')
+    results[asked] = train(name, *map(int, of_mesh.split('x')))
+  print(json.dumps(results))

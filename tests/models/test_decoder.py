@@ -137,6 +137,19 @@ def test_remat_changes_no_gradient(remat):
     )
 
 
+@pytest.mark.parametrize('remat', ['full', 'offload'])
+def test_offload_keeps_the_inputs_of_layers_on_the_host(remat):
+  """As lowered for a TPU; on a CPU it is the same memory."""
+  model = make_decoder(dataclasses.replace(CONFIG, remat=remat))
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  tokens = jnp.zeros((2, 9), jnp.int32)
+  gradient = jax.jit(
+    jax.grad(lambda params: model.loss(params, {'tokens': tokens}, None)[0])
+  )
+  text = gradient.trace(params).lower(lowering_platforms=('tpu',)).as_text()
+  assert ('pinned_host' in text) == (remat == 'offload')
+
+
 def test_bfloat16_is_close_to_float32():
   loss, gradients = _loss_and_gradients(CONFIG)
   config = dataclasses.replace(CONFIG, dtype='bfloat16')

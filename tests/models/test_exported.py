@@ -165,3 +165,6 @@ def test_routers_with_a_bias_are_refused():
   problem = r'model\.router_bias_rate=0\.01: .* only .*router_bias_rate=0'
   with pytest.raises(ValueError, match=problem):
     hf_export.check_exportable(dataclasses.replace(CONFIG, experts=biased))
+  for name in ('window', 'attention_cap', 'logit_cap'):
+    with pytest.raises(ValueError, match=rf'model\.{name}=8'):
+      hf_export.check_exportable(dataclasses.replace(CONFIG, **{name: 8}))

@@ -2,6 +2,7 @@
 """Training on four devices is training on one; and what is refused."""
 
 import json
+import math
 import pathlib
 import runpy
 
@@ -16,15 +17,15 @@ from tests.commands import ROOT, python
 SCRIPT = pathlib.Path(__file__).parent / 'sharded_training.py'
 # What LLVM makes of it is not looked at, and takes a minute.
 FLAG, LEVEL = 'xla_backend_optimization_level', 0
-MESHES = {'4x1': (4, 1), '2x2': (2, 2)}
+# fsdp, tensor and context, and what computes attention.
+MESHES = ('4x1x1:xla', '2x2x1:xla', '2x1x2:xla', '1x2x2:splash')
 
 
 @pytest.fixture(scope='module')
 def on_four():
   """Returns what the script prints in a process with four devices."""
-  sizes = [str(size) for mesh in MESHES.values() for size in mesh]
   done = python(
-    *(SCRIPT, *sizes),
+    *(SCRIPT, *MESHES),
     JAX_ENABLE_COMPILATION_CACHE='false',  # The partitioner is to speak.
     JAX_NUM_CPU_DEVICES='4',
     JAX_PLATFORMS='cpu',
@@ -56,14 +57,15 @@ def on_one():
 def test_four_devices_train_as_one(mesh, on_one, on_four):
   losses, params = on_one
   assert losses[-1] < losses[0] - 0.1, f'nothing was learned: {losses}'
-  np.testing.assert_allclose(on_four[mesh]['losses'], losses, rtol=1e-6)
+  rtol = 1e-6 if mesh.endswith('xla') else 1e-5
+  np.testing.assert_allclose(on_four[mesh]['losses'], losses, rtol=rtol)
   assert on_four[mesh]['params'].keys() == params.keys()
   for path, leaf in params.items():
     np.testing.assert_allclose(
       on_four[mesh]['params'][path],
       np.ravel(leaf),
-      rtol=1e-5,
-      atol=1e-6,
+      rtol=10 * rtol,
+      atol=rtol,
       err_msg=path,
     )
 
@@ -74,7 +76,9 @@ def test_parameters_lie_in_shards_after_a_step(mesh, on_four):
   for path, shape in report['shapes'].items():
     (shard,) = report['shard_shapes'][path]
     assert report['devices'][path] == 4, path
-    parts = 1 if path.endswith('norm') else 4
+    # Along 'context' they are copied.
+    cut = math.prod(map(int, mesh.partition(':')[0].split('x')[:2]))
+    parts = 1 if path.endswith('norm') else cut
     assert parts * np.prod(shard) == np.prod(shape), f'{path}: {shard=}'
 
 
@@ -87,7 +91,7 @@ def test_no_device_gathers_more_than_one_layer(mesh, on_four):
 
 def test_fsdp_gathers_layer_by_layer(on_four):
   # Else the test above would pass for a program that says it otherwise.
-  assert [16, 24] in on_four['4x1']['gathered']
+  assert [16, 48] in on_four['4x1x1:xla']['gathered']  # Gate and up in one.
 
 
 @pytest.mark.parametrize('mesh', MESHES)
@@ -101,10 +105,10 @@ def test_the_partitioner_never_gives_up(on_four):
 
 def test_a_mesh_that_does_not_fit_is_refused():
   devices = jax.devices()[:1]
-  text = 'fsdp=4 by expert=1 by tensor=2 needs 8 devices, there are 1'
+  text = "'context': 1, 'tensor': 2} needs 8 devices, there are 1"
   with pytest.raises(ValueError, match=text):
     sharding.make_mesh(4, 2, devices)
-  with pytest.raises(ValueError, match='fsdp=0, expert=1, tensor=1, all must'):
+  with pytest.raises(ValueError, match=r"'fsdp': 0, .*'tensor': 1}, all must"):
     sharding.make_mesh(0, 1, devices)
 
 

@@ -56,6 +56,21 @@ def reference_adamw(params, grads, lrs, *, decay, clip, decayed):
   return params
 
 
+def test_moments_in_bfloat16_are_stored_so_and_move_parameters_alike():
+  rng = np.random.default_rng(0)
+  params, batches = normal(rng), [normal(rng) for _ in range(8)]
+  coarse = inner.adamw(specs=SPECS, moments='bfloat16')
+  stored = jax.tree.leaves(coarse.init(params))
+  assert sum(x.dtype == jnp.bfloat16 for x in stored) == 2 * len(SHAPES)
+  exact, _ = run(inner.adamw(specs=SPECS), params, batches, [1e-2] * 8)
+  found, _ = run(coarse, params, batches, [1e-2] * 8)
+  for path, x in exact.items():
+    moved = np.abs(x - params[path]).max()
+    difference = np.abs(found[path] - x).max()
+    assert 0 < difference < 0.02 * moved, path
+
+
+
 @pytest.mark.parametrize('clip_norm', [0.0, 1.0])
 @pytest.mark.parametrize(
   ('specs', 'decayed'), [(None, {'w', 'layers/norm'}), (SPECS, {'w'})]

@@ -136,8 +136,8 @@ def test_which_compiler_is_missing_is_said(planned, tmp_path):
     (
       ('diloco.plan', *TINY, '--topology=v5e-8'),
       'error: --topology=v5litepod-8: has 8 chips, the mesh mesh.fsdp=2 * '
-      'mesh.expert=1 * mesh.tensor=2 takes 4: it fits v5litepod-4, v5p-8, '
-      'v6e-4; or make the product of the mesh 8',
+      'mesh.expert=1 * mesh.context=1 * mesh.tensor=2 takes 4: it fits '
+      'v5litepod-4, v5p-8, v6e-4; or make the product of the mesh 8',
     ),
     (
       ('diloco.plan', *TINY, '--topology=v5p-8000'),
