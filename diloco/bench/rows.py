@@ -65,7 +65,7 @@ COPY_OF_VALUES = 'a copy of the f32 values'
 FEW, MANY = 2, 8  # Learners of a round.
 WIRE = 'int4'  # The default of both directions.
 FRAGMENTS = 24  # Of the simulator.
-LAB_STEPS, PRODUCT = 20, 256
+LAB_STEPS, PRODUCT = 4, 256
 # That of the lab's studies, and one of twice its width.
 LAB_MODELS = {
   name: {
@@ -513,11 +513,11 @@ def measure_decoder(settings: BenchSettings) -> Iterator[BenchFigure]:
 def measure_step(settings: BenchSettings) -> Iterator[BenchFigure]:
   """Measures inner steps of the lab's models beside a product of their FLOPs.
 
-  Rows are those of a learner of M = 8, 4 and 2, and of data-parallel.
+  Rows are those of a learner, and of data-parallel for four of them.
   """
   rng = np.random.default_rng(0)
   for name, model in LAB_MODELS.items():
-    for rows in settings.pick((4, 8, 16, 32), (8,)):
+    for rows in settings.pick((8, 32), (8,)):
       raw = get_config()
       raw.update_from_flattened_dict({**model, 'data.batch': rows})
       run_spec = make_run_spec(run_config.build(raw), reads_text=False)
@@ -548,7 +548,7 @@ def measure_step(settings: BenchSettings) -> Iterator[BenchFigure]:
         step,
         product,
         'products of as many FLOPs',
-        settings.pick(15, 2),
+        settings.pick(9, 2),
       ).measure()
 
 
