@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts, spread over devices, whose learner is killed."""
+"""A mixture of experts, spread over devices, whose learner is killed.
+
+Its moments are stored in bfloat16, and come back so.
+"""
 
 import signal
 
@@ -14,7 +17,7 @@ pytestmark = pytest.mark.beside
 EXPERTS = (
   'model.kind=moe', 'model.experts=4', 'model.top_k=2', 'mesh.expert=2',
   'protocol.learners=2', 'protocol.quorum=1',
-  'checkpoint.learner_every_steps=8',
+  'checkpoint.learner_every_steps=8', 'inner.moments=bfloat16',
 )  # fmt: skip
 
 
