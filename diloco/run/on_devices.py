@@ -43,13 +43,10 @@ class OnDevices:
 
   def rows(self, tree):
     """Copies arrays to the devices; their rows are spread if they divide."""
-    return jax.tree.map(lambda x: jax.device_put(x, self._rows(x.shape)), tree)
+    return jax.tree.map(lambda x: jax.device_put(x, self.spread(x.shape)), tree)
 
-  def like_rows(self, shape: tuple[int, ...], dtype) -> jax.ShapeDtypeStruct:
-    """Returns what an array of `rows` looks like, for compiling."""
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=self._rows(shape))
-
-  def _rows(self, shape: tuple[int, ...]) -> NamedSharding:
+  def spread(self, shape: tuple[int, ...]) -> NamedSharding:
+    """Returns how arrays of `rows` lie."""
     axes = sharding.mesh_axis(self.mesh, 'batch', shape[0])
     return NamedSharding(self.mesh, PartitionSpec(axes))
 
