@@ -110,10 +110,7 @@ def _lowered(name, platform, dtype):
   with jax.sharding.use_abstract_mesh(mesh):
     gradient = jax.jit(jax.grad(part, (0, 1, 2)))
     traced = gradient.trace(*operands)
-  targets = {'gpu': 'cuda'}
-  return traced.lower(
-    lowering_platforms=(targets.get(platform, platform),)
-  ).as_text()
+  return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
 @pytest.mark.parametrize('name', ['splash', AUTO])
@@ -127,18 +124,24 @@ def test_on_a_cpu_it_is_no_kernel():
   assert 'custom_call' not in _lowered(AUTO, 'cpu', 'float32')
 
 
-@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
-def test_on_a_gpu_bf16_is_cudnn(dtype, monkeypatch):
+def test_cudnn_is_its_kernel(monkeypatch):
   """Only lowered: no GPU has run it."""
   # JAX asks which cuDNN is here, even where it only lowers.
   monkeypatch.setattr(
     fused_attention_stablehlo, 'check_cudnn_version', lambda: 91000
   )
-  text = _lowered(AUTO, 'gpu', dtype)
-  assert ('__cudnn$fmha' in text) == (dtype == 'bfloat16')
+  operands, along, visible = _operands(256, dtype='bfloat16')
+
+  def part(*operands):
+    return jnp.sum(attend('cudnn', *operands, visible) * along)
+
+  traced = jax.jit(jax.grad(part, (0, 1, 2))).trace(*operands)
+  text = traced.lower(lowering_platforms=('cuda',)).as_text()
+  assert '__cudnn$fmha' in text
 
 
 def test_auto_takes_what_computes_a_cap():
   asked = 'gpu', 'bfloat16'
   assert ATTENTIONS['cudnn'].runs(*asked, 0.0)
   assert not ATTENTIONS['cudnn'].runs(*asked, 5.0)
+  assert not ATTENTIONS['cudnn'].runs('gpu', 'float32', 0.0)
