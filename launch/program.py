@@ -311,7 +311,11 @@ def program(
   evaluate = (*shared, *log_arguments)
   return Program(
     tuple(role(task) for task in started if (task.learner or 0) < len(of_each)),
-    Role(EVALUATE, (sys.executable, '-m', 'diloco.evaluate', *evaluate)),
+    Role(
+      EVALUATE,
+      (sys.executable, '-m', 'diloco.evaluate', *evaluate),
+      environment=variables.of_kind(asked, EVALUATE),
+    ),
     environment(config, workdir.compiled),
     newcomer=lambda i: role(possible[i]),
   )

@@ -27,7 +27,7 @@ Metrics = dict[str, jax.Array]
 
 
 class Language(NamedTuple):
-  """What scores texts and continues them.
+  """Functions of a language model that score texts and continue them.
 
   Attributes:
     entropies: (params, tokens) -> f32 [B, L], −log p(token i + 1 | 0 … i), for

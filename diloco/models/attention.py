@@ -39,7 +39,7 @@ OF_PADDING = -1  # The segment of what is appended to fill the last block.
 
 @dataclasses.dataclass(frozen=True)
 class Visible:
-  """What a query sees besides its own place.
+  """Which keys count for a query of causal attention, and how their scores do.
 
   Attributes:
     window: places, its own included; 0: all before it.
@@ -88,19 +88,24 @@ def by_xla(q_BLNH, k_BLKH, v_BLKH, visible: Visible) -> jax.Array:
   scores_BKRS = jnp.einsum(
     'BKRH,BSKH->BKRS', q_BKRH, k_BLKH, preferred_element_type=jnp.float32
   )
-  scores_BKRS /= math.sqrt(width)
-  if visible.cap:
-    scores_BKRS = visible.cap * jnp.tanh(scores_BKRS / visible.cap)
   split = batch, kv_heads, group, length, length
-  scores_BKGLS = jnp.where(
-    _mask(length, visible), scores_BKRS.reshape(split), MASKED
+  shares_BKGLS = _shares(
+    scores_BKRS.reshape(split), _mask(length, visible), width, visible.cap
   )
-  shares_BKRS = jax.nn.softmax(scores_BKGLS).reshape(scores_BKRS.shape)
+  shares_BKRS = shares_BKGLS.reshape(scores_BKRS.shape)
   y_BKRH = jnp.einsum(
     'BKRS,BSKH->BKRH', shares_BKRS.astype(v_BLKH.dtype), v_BLKH
   )
   y_BKGLH = y_BKRH.reshape(batch, kv_heads, group, length, width)
   return y_BKGLH.transpose(0, 3, 1, 2, 4).reshape(q_BLNH.shape)
+
+
+def _shares(scores, seen, width: int, cap: float) -> jax.Array:
+  """Returns the softmax of q · kᵀ / √width over the keys that are seen."""
+  scores /= math.sqrt(width)
+  if cap:
+    scores = cap * jnp.tanh(scores / cap)
+  return jax.nn.softmax(jnp.where(seen, scores, MASKED))
 
 
 def _mask(length: int, visible: Visible) -> jax.Array:
@@ -248,16 +253,14 @@ def by_cache(
   scores_BKGS = jnp.einsum(
     'BKGH,BSKH->BKGS', q_BKGH, keys_BSKH, preferred_element_type=jnp.float32
   )
-  scores_BKGS /= math.sqrt(width)
-  if visible.cap:
-    scores_BKGS = visible.cap * jnp.tanh(scores_BKGS / visible.cap)
   back_BS = (at_B[:, None] - jnp.arange(room)[None, :]) % room
   seen_BS = back_BS <= at_B[:, None]  # Others are of no token yet.
   if visible.window:
     seen_BS &= back_BS < visible.window
-  scores_BKGS = jnp.where(seen_BS[:, None, None], scores_BKGS, MASKED)
-  shares_BKGS = jax.nn.softmax(scores_BKGS).astype(values_BSKH.dtype)
-  y_BKGH = jnp.einsum('BKGS,BSKH->BKGH', shares_BKGS, values_BSKH)
+  shares_BKGS = _shares(scores_BKGS, seen_BS[:, None, None], width, visible.cap)
+  y_BKGH = jnp.einsum(
+    'BKGS,BSKH->BKGH', shares_BKGS.astype(values_BSKH.dtype), values_BSKH
+  )
   return y_BKGH.reshape(q_B1NH.shape)
 
 

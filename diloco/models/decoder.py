@@ -166,9 +166,7 @@ class Decoder(nnx.Module):
     tell: Callable[[routing.Routing], Any] = lambda _: None,
     segments_BL: jax.Array | None = None,
   ) -> tuple[jax.Array, Any]:
-    """Returns what the output head is multiplied with, [B, L, D].
-
-    Position i sees the tokens 0 … i, of its segment.
+    """Runs tokens through the layers; position i sees 0 … i of its segment.
 
     Args:
       tokens_BL: int32.
@@ -176,7 +174,8 @@ class Decoder(nnx.Module):
       segments_BL: int32, ascending along a row; None: a row is one segment.
 
     Returns:
-      And the results of `tell` for each layer, stacked.
+      What the output head is multiplied with, [B, L, D], and the results of
+      `tell` for each layer, stacked.
     """
     attend = self._attend(segments_BL)
 
@@ -189,11 +188,14 @@ class Decoder(nnx.Module):
   def start(
     self, tokens_BL: jax.Array, lengths_B: jax.Array
   ) -> tuple[jax.Array, Cache]:
-    """Returns what `run` does of each row's last token, [B, 1, D], and a cache
-    with room for L tokens.
+    """Runs the beginnings of texts, of which a cache is made.
 
     Args:
       lengths_B: int32, tokens of each row; what follows them is ignored.
+
+    Returns:
+      What the output head is multiplied with for each row's last token,
+      [B, 1, D], and the cache, with room for L tokens of each row.
     """
     attend = self._attend()
 
@@ -206,14 +208,19 @@ class Decoder(nnx.Module):
 
       return layer(x_BLD, angles, keep)[0], kept[0]
 
-    x_BLD, (keys, values) = self._through(block, tokens_BL)
+    places_1L = _positions(tokens_BL, None)
+    x_BLD, (keys, values) = self._through(block, tokens_BL, places_1L)
     last_B11 = lengths_B[:, None, None] - 1
     x_B1D = jnp.take_along_axis(x_BLD, last_B11, axis=1)
     return x_B1D, Cache(keys, values, lengths_B)
 
   def go_on(self, token_B: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-    """Returns the same of one token more, which takes the room of the oldest
-    if there is no other.
+    """Runs one token more of each row, on the cache of those before.
+
+    If there is no room, it takes that of the oldest.
+
+    Returns:
+      As `start` does.
     """
     at_B = cache.lengths_B
     visible = Visible(self.config.window, self.config.attention_cap)
@@ -245,7 +252,7 @@ class Decoder(nnx.Module):
     self,
     block: Callable,
     tokens_BL: jax.Array,
-    positions: jax.Array | None = None,
+    positions: jax.Array,
     *of_layers: jax.Array,
   ) -> tuple[jax.Array, Any]:
     """Returns the stream after all layers, and what they gave, stacked.
@@ -253,11 +260,9 @@ class Decoder(nnx.Module):
     Args:
       block: takes a layer, the stream, the angles of `layers.rope`, and the
         layer's part of each of `of_layers`; returns the stream and what else.
-      positions: [B | 1, L]; None: from 0 on.
+      positions: [B | 1, L], within segments.
     """
     config = self.config
-    if positions is None:
-      positions = _positions(tokens_BL, None)
     angles = layers.rope_angles(positions, config.head_dim, config.rope_theta)
     x_BLD = vocabulary.look_up(self.embedding[...], tokens_BL, jnp.float32)
     x_BLD = (x_BLD * self.scale).astype(config.dtype)

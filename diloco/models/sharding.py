@@ -146,7 +146,9 @@ def platform() -> str:
 
 
 def device_kind() -> str:
-  """Returns its kind, such as 'TPU v5 lite'."""
+  """Returns the kind of the devices that a computation is traced for, such as
+  'TPU v5 lite'.
+  """
   device = jax.sharding.get_abstract_mesh().abstract_device
   return device.device_kind if device else jax.devices()[0].device_kind
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a decoder meets its vocabulary: rows of tokens, and the loss.
+"""A decoder's embedding look-up and its cross-entropy, sharded and in chunks.
 
 Neither has the whole table, nor the logits of all tokens, on any device. The
 tables lie with their rows over 'vocab' and their columns over 'embed'. For the
@@ -36,12 +36,12 @@ class _Axes:
 
   @property
   def tokens(self) -> tuple[str, ...]:
-    """Those over which the tokens lie."""
+    """The mesh axes over which tokens are spread."""
     return (*self.batch, self.length) if self.length else self.batch
 
   @property
   def rows(self) -> PartitionSpec:
-    """Of arrays [B, L], or with more axes."""
+    """The partition of arrays of tokens, [B, L] or with more axes."""
     return PartitionSpec(self.batch or None, self.length)
 
 

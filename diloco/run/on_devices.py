@@ -17,7 +17,8 @@ class OnDevices:
   """Places parameters and batches, and compiles functions of both.
 
   The mesh has the devices of the process along the axes of the learners' mesh:
-  what 'expert' and 'tensor' leave is 'fsdp'. Nothing whole is on any device.
+  what 'expert' and 'tensor' leave is 'fsdp'. Parameters lie as a learner's do,
+  with 'context' 1: matrices are cut, norms and routers are everywhere.
 
   Args:
     shapes: path -> that of the parameter.
@@ -46,7 +47,7 @@ class OnDevices:
     return jax.tree.map(lambda x: jax.device_put(x, self.spread(x.shape)), tree)
 
   def spread(self, shape: tuple[int, ...]) -> NamedSharding:
-    """Returns how arrays of `rows` lie."""
+    """Returns the sharding of an array whose first axis counts rows."""
     axes = sharding.mesh_axis(self.mesh, 'batch', shape[0])
     return NamedSharding(self.mesh, PartitionSpec(axes))
 
@@ -82,7 +83,7 @@ def _laid_out(model, shapes, mesh: MeshConfig, devices):
 
 
 def of_run(run_spec, devices: Sequence[jax.Device] | None = None) -> OnDevices:
-  """Returns that of a run's model."""
+  """Returns the `OnDevices` of a run's model and mesh."""
   shapes = {path: spec.shape for path, spec in run_spec.specs.items()}
   mesh = run_spec.config.mesh
   return OnDevices(run_spec.model, shapes, mesh, devices)

@@ -26,7 +26,7 @@ def fingerprint() -> str:
 
 
 def fingerprint_of(texts: dict[str, str]) -> str:
-  """Returns that of files, by name."""
+  """Returns the fingerprint of files: 8 hex digits of their texts by name."""
   digest = hashlib.sha256()
   for name, text in texts.items():
     digest.update(name.encode() + b'\0')

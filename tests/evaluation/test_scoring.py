@@ -89,7 +89,7 @@ def test_a_long_context_loses_its_beginning(decoder):
 
 
 def test_a_choice_has_the_tokens_that_the_context_alone_has_not():
-  """Of a tokenizer that joins the two: 'ab' is one token."""
+  """A tokenizer may join the ends of both: here 'ab' is one token."""
 
   def encode(texts):
     return [re.findall('ab|.', text.decode()) for text in texts]

@@ -233,6 +233,17 @@ def test_the_program_of_a_run():
   assert ('NPROC', '2') in parts.environment
 
 
+def test_variables_for_all_processes_are_for_the_last_evaluation_too(tmp_path):
+  config = run_config.build(quickstart.get_config())
+  asked = 'A=1', 'learner:B=2'
+  parts = program(
+    config, ['--config=x.py'], Workdir(tmp_path), 'localhost:7', asked=asked
+  )
+  of = {role.name: dict(role.environment) for role in parts.roles}
+  assert of['syncer'] == dict(parts.evaluate.environment) == {'A': '1'}
+  assert of['learner-0'] == {'A': '1', 'B': '2'}
+
+
 def test_a_learner_of_two_processes_beside_one_of_one():
   given = quickstart.get_config()
   given.protocol.learners = 2
