@@ -157,7 +157,7 @@ class Experts(nnx.Module):
     logits_BLE = jnp.einsum(
       'BLD,DE->BLE', x_BLD.astype(jnp.float32), self.router[...]
     )
-    routing = route(logits_BLE, bias_E, self.top_k)
+    routing = routed(logits_BLE, bias_E, self.top_k)
     y_BLD = spread(
       x_BLD,
       routing.chosen_BLK,
@@ -168,6 +168,37 @@ class Experts(nnx.Module):
       ),
     )
     return y_BLD, routing
+
+
+def routed(
+  logits_BLE: jax.Array, bias_E: jax.Array | None, top_k: int
+) -> Routing:
+  """Computes `route`, each device for its tokens.
+
+  Left to the partitioner, the top-k would gather all logits on every device.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return route(logits_BLE, bias_E, top_k)
+  rows, whole = _rows(mesh, logits_BLE), PartitionSpec()
+
+  @functools.partial(
+    jax.shard_map,
+    in_specs=(rows, whole),
+    out_specs=Routing(rows, rows, rows, rows, whole),
+  )
+  def of_device(logits_BLE, bias_E):
+    return route(logits_BLE, bias_E, top_k)
+
+  return of_device(logits_BLE, bias_E)
+
+
+def _rows(mesh, x_BLX: jax.Array) -> PartitionSpec:
+  """Returns how the tokens of an activation are spread."""
+  batch, length, _ = x_BLX.shape
+  return PartitionSpec(
+    mesh_axis(mesh, 'batch', batch), mesh_axis(mesh, 'length', length)
+  )
 
 
 def spread(
@@ -187,10 +218,7 @@ def spread(
   if mesh.empty or mesh.size == 1:
     y_BLD = _asked(None, x_BLD, chosen_BLK, gates_BLK, *matrices)
     return y_BLD.astype(x_BLD.dtype)
-  rows = PartitionSpec(
-    mesh_axis(mesh, 'batch', x_BLD.shape[0]),
-    mesh_axis(mesh, 'length', x_BLD.shape[1]),
-  )
+  rows = _rows(mesh, x_BLD)
   of_experts = mesh_axis(mesh, 'experts', matrices[0].shape[0])
   of_mlp = mesh_axis(mesh, 'mlp', matrices[0].shape[-1])
 

@@ -6,6 +6,7 @@ change within one. Arguments: fsdp, expert and tensor, a triple per mesh.
 """
 
 import json
+import re
 import sys
 
 import jax
@@ -48,13 +49,56 @@ def params_of(model) -> api.Params:
   }
 
 
+LENGTH = 20  # It divides no size of a parameter.
+
+
 def batch() -> dict[str, jax.Array]:
-  tokens = np.random.default_rng(1).integers(0, CONFIG.vocab, (4, 17))
+  tokens = np.random.default_rng(1).integers(0, CONFIG.vocab, (4, LENGTH + 1))
   return {'tokens': jnp.asarray(tokens, jnp.int32)}
 
 
+def gathered(text: str, axis_size: int, stride: int) -> list[str]:
+  """Returns the arrays of a compiled program that are gathered along an axis
+  of the mesh: all whose devices are not known to have one place on it.
+
+  Args:
+    text: as `jax.stages.Compiled.as_text` gives it.
+    axis_size: of the axis.
+    stride: of the numbers of devices along it.
+  """
+  found = []
+  for shape, groups in re.findall(
+    r'= (\w+\[[\d,]*\])\S* all-gather\(.*?replica_groups=(.*?), (?:\w+=|$)',
+    text,
+  ):
+    places = [
+      {device // stride % axis_size for device in group}
+      for group in groups_of(groups)
+    ]
+    if not places or max(map(len, places)) > 1:
+      found.append(shape)
+  return found
+
+
+def groups_of(text: str) -> list[list[int]]:
+  """Parses HLO's groups of devices; none where the form is unknown."""
+  if text.startswith('{{'):
+    return json.loads(text.replace('{', '[').replace('}', ']'))
+  spread = re.fullmatch(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
+  if not spread:
+    return []
+  to, by, order = (
+    [int(x) for x in part.split(',')] if part else None
+    for part in spread.groups()
+  )
+  devices = np.arange(np.prod(by)).reshape(by).transpose(order)
+  return devices.reshape(to).tolist()
+
+
 def on_mesh(fsdp: int, expert: int, tensor: int) -> dict:
-  """Loss, metrics, gradients, and how much of each array a device holds."""
+  """Loss, metrics, gradients, what is gathered over 'expert', and how much of
+  each array a device holds.
+  """
   model = make_decoder(CONFIG)
   shapes = {path: leaf.shape for path, leaf in api.check_model(model).items()}
   devices = jax.devices()[: fsdp * expert * tensor]
@@ -63,16 +107,17 @@ def on_mesh(fsdp: int, expert: int, tensor: int) -> dict:
   with jax.set_mesh(mesh):
     params = api.unflatten(jax.device_put(params_of(model), places))
     rows = jax.device_put(batch()['tokens'], sharding.batch_sharding(mesh))
-    loss, metrics, gradients = jax.jit(
-      step(model), out_shardings=(None, None, places)
-    )(params, {'tokens': rows})
+    jitted = jax.jit(step(model), out_shardings=(None, None, places))
+    compiled = jitted.lower(params, {'tokens': rows}).compile()
+    loss, metrics, gradients = compiled(params, {'tokens': rows})
   return {
+    'gathered': gathered(compiled.as_text(), expert, stride=tensor),
     'loss': float(loss),
     'metrics': {name: float(x) for name, x in metrics.items()},
     'gradients': {path: jnp.ravel(x).tolist() for path, x in gradients.items()},
     'held': {
       path: x.addressable_shards[0].data.size / x.size
-      for path, x in gradients.items()
+      for path, x in (gradients | {'tokens': rows}).items()
     },
   }
 

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -151,9 +152,18 @@ def test_a_step_on_a_mesh_is_that_of_one_device(on_one, on_mesh):
 
 def test_a_device_holds_only_its_experts(on_mesh):
   held = on_mesh['held']
+  assert held['tokens'] == 1 / 4, 'rows are not spread over fsdp and expert'
   for name in ('gate', 'up', 'down'):
     assert held[f'layers/mlp/{name}'] == 0.125
   assert held['layers/mlp/router'] == 1 / 2
+
+
+def test_nothing_of_a_batch_is_gathered_over_experts(on_mesh):
+  shapes = on_mesh['gathered']
+  assert shapes, 'the counts of rows are gathered: none was found'
+  for shape in shapes:
+    sizes = [int(size) for size in re.findall(r'\d+(?=[,\]])', shape)]
+    assert all(size % sharded_experts.LENGTH for size in sizes), shapes
 
 
 def test_the_partitioner_never_gives_up(on_mesh):
