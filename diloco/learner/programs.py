@@ -257,7 +257,7 @@ class StepPrograms:
     key = jax.random.key(self._run_spec.config.seed)
     key = jax.random.fold_in(jax.random.fold_in(key, draw[0]), draw[1])
     step = inner.TrainStep(
-      loss, self._inner, self._run_spec.specs, self._parts()
+      loss, self._inner, self._run_spec.specs, self._parts(), api.COUNTED
     )
     params, state, metrics = step(params, state, batch, lr, key)
     loss_said = api.reported_loss(metrics['loss'], metrics)

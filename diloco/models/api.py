@@ -20,6 +20,10 @@ AVERAGED = 'averaged'
 ROLES = (PLAIN, STACKED, EMBEDDING, AVERAGED)
 
 CROSS_ENTROPY = 'cross_entropy'  # The metric that `reported_loss` looks for.
+# The metric by which losses of several batches, or of parts of one, are
+# weighted: over how many predictions each is a mean. Without it all weigh the
+# same.
+COUNTED = 'counted'
 
 Params = dict[str, Any]  # Nested; the leaves are arrays.
 Batch = Mapping[str, jax.Array]
@@ -55,6 +59,8 @@ class Model(NamedTuple):
       cross-entropy in nats over B·L predictions, or those within segments;
       metrics are f32 scalars by name. If the loss has more terms, the
       cross-entropy alone is its metric 'cross_entropy': see `reported_loss`.
+      If it is a mean over some of the predictions, their number is its metric
+      'counted'.
     axes: path -> the logical name of each axis, None for one never sharded.
       `sharding.RULES` maps the names to mesh axes.
     roles: path -> 'plain', 'stacked' or 'embedding': how the parameter may be

@@ -125,16 +125,19 @@ class Loss:
       counted_BL: bool; None: all.
 
     Returns:
-      The loss, and the share of targets that were the likeliest token. With a
-      z-loss the cross-entropy alone, too.
+      The loss; as metrics the share of targets that were the likeliest token,
+      the cross-entropy alone if there is a z-loss, and the number of what is
+      counted if that is not all.
     """
+    metrics = {}
     if counted_BL is None:
       shares_BL = jnp.full(targets_BL.shape, 1 / targets_BL.size, jnp.float32)
     else:
       counted_BL = counted_BL.astype(jnp.float32)
-      shares_BL = counted_BL / jnp.maximum(jnp.sum(counted_BL), 1)
+      metrics[api.COUNTED] = jnp.sum(counted_BL)
+      shares_BL = counted_BL / jnp.maximum(metrics[api.COUNTED], 1)
     loss, entropy, right = _loss(self, x_BLD, head_VD, targets_BL, shares_BL)
-    metrics = {'accuracy': right}
+    metrics['accuracy'] = right
     if self.z_weight:
       metrics[api.CROSS_ENTROPY] = entropy
     return loss, metrics

@@ -121,12 +121,14 @@ class TrainStep:
     inner: from `optimizers.INNER`; its state is `inner.init(params)`.
     specs: the same as for `adamw`.
     accumulate: see `accumulated`.
+    counted: see `accumulated`.
   """
 
   loss: Loss
   inner: optax.GradientTransformation
   specs: Mapping[str, TensorSpec] | None = None
   accumulate: int = 1
+  counted: str | None = None
 
   def __call__(
     self,
@@ -149,7 +151,7 @@ class TrainStep:
         'loss', and 'grad_norm' before clipping, over the optimized tensors.
     """
     value, metrics, grads = accumulated(
-      self.loss, params, batch, rng, self.accumulate
+      self.loss, params, batch, rng, self.accumulate, self.counted
     )
     update, inner_state = self.inner.update(grads, inner_state, params)
     free = averaged(params, self.specs)
@@ -167,21 +169,29 @@ class TrainStep:
 
 
 def accumulated(
-  loss: Loss, params: PyTree, batch: PyTree, rng: jax.Array, parts: int
+  loss: Loss,
+  params: PyTree,
+  batch: PyTree,
+  rng: jax.Array,
+  parts: int,
+  counted: str | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array], PyTree]:
   """Returns loss, metrics and gradient of a batch, processed in parts.
 
-  ∇loss(B) = 1/n · Σ_i ∇loss(B_i): for a mean over rows that is the gradient of
-  the whole batch, to rounding, with the activations of one part. Part i has the
-  rows i, n + i, 2n + i, …, so that each device keeps its own if rows are spread
-  over devices. Metrics are means too; what is not a mean over rows (the balance
-  of experts) is averaged over the parts.
+  ∇loss(B) = Σ_i c_i · ∇loss(B_i) / Σ_i c_i, where c_i is how many predictions
+  the loss of part i is a mean of: the gradient of the whole batch, to rounding,
+  with the activations of one part. Part i has the rows i, n + i, 2n + i, …, so
+  that each device keeps its own if rows are spread over devices. Metrics are
+  means too; what is not a mean over predictions (the balance of experts) is
+  averaged over the parts.
 
   Args:
     batch: axis 0 of each array counts rows; a multiple of `parts`.
     rng: the loss gets it with the part's number folded in, if there are
       several.
     parts: n. 1: the loss is called once, with all arguments.
+    counted: the name of c_i among the metrics, of which the sum is returned. If
+      it is not there, all parts weigh the same.
 
   Returns:
     In f32 if there are several parts, otherwise as the loss returns them.
@@ -197,7 +207,12 @@ def accumulated(
   def add(sums, part):
     i, rows = part
     (value, metrics), grads = gradient(params, rows, jax.random.fold_in(rng, i))
-    return jax.tree.map(jnp.add, sums, _f32((value, metrics, grads))), None
+    told = _f32((value, metrics, grads))
+    if counted in metrics:
+      count = told[1][counted]
+      told = jax.tree.map(lambda x: count * x, told)
+      told[1][counted] = count
+    return jax.tree.map(jnp.add, sums, told), None
 
   first = jax.tree.map(lambda x: x[0], split)
   (value, metrics), grads = jax.tree.map(
@@ -207,7 +222,12 @@ def accumulated(
   sums, _ = jax.lax.scan(
     add, (value, metrics, grads), (jnp.arange(parts), split)
   )
-  return jax.tree.map(lambda x: x / parts, sums)
+  if counted not in metrics:
+    return jax.tree.map(lambda x: x / parts, sums)
+  count = sums[1][counted]
+  means = jax.tree.map(lambda x: x / jnp.maximum(count, 1), sums)
+  means[1][counted] = count
+  return means
 
 
 def _name(path) -> str:

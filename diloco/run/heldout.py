@@ -4,6 +4,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
@@ -42,26 +43,29 @@ class Heldout:
       )
     self._batches = text_windows.heldout_batches(text, seq_len, *shape)
     self._on_devices = on_devices.of_run(run_spec, devices)
-    self._loss = self._on_devices.jit(
-      lambda params, batch: api.reported_loss(
-        *run_spec.model.loss(params, batch, jax.random.key(0))
-      )
-    )
+
+    def loss_and_count(params, batch):
+      loss, metrics = run_spec.model.loss(params, batch, jax.random.key(0))
+      count = metrics.get(api.COUNTED, jnp.float32(1))
+      return api.reported_loss(loss, metrics), count
+
+    self._loss = self._on_devices.jit(loss_and_count)
 
   def loss(
     self,
     params: Mapping[str, np.ndarray],
     walk: Callable[[Sequence], Iterable] = iter,
   ) -> float:
-    """Returns the mean loss in nats per token.
+    """Returns the mean loss in nats per predicted token.
 
     Args:
       params: path -> array.
       walk: yields the batches that it is given, such as to say how far it is.
     """
     placed = self._on_devices.place(params)
-    losses = [
-      float(self._loss(placed, self._on_devices.rows(batch)))
+    told = [
+      jax.device_get(self._loss(placed, self._on_devices.rows(batch)))
       for batch in walk(self._batches)
     ]
-    return float(np.mean(losses))
+    losses, counts = np.asarray(told, np.float64).T
+    return float(np.average(losses, weights=counts))

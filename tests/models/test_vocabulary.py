@@ -9,6 +9,7 @@ import pytest
 from diloco.models import api, vocabulary
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig
+from diloco.numerics import inner
 
 CONFIG = DecoderConfig(
   vocab=24, layers=2, d_model=16, heads=4, kv_heads=2, head_dim=4, d_ff=20
@@ -34,6 +35,7 @@ def _plain(loss, x, head, targets, counted):
   return entropy + loss.z_weight * square, {
     api.CROSS_ENTROPY: entropy,
     'accuracy': jnp.sum(right) / jnp.sum(counted),
+    api.COUNTED: jnp.sum(counted),
   }
 
 
@@ -106,4 +108,35 @@ def test_padding_is_not_counted():
   loss = jax.jit(lambda batch: model.loss(params, batch, None)[0])
   np.testing.assert_allclose(
     loss({'tokens': longer, 'segments': ids}), loss({'tokens': text}), rtol=1e-6
+  )
+
+
+def test_parts_of_a_batch_weigh_what_they_count():
+  """Rows whose documents are unlike, one after the other."""
+  model = make_decoder(CONFIG)
+  params = model.init(jax.random.key(0))
+  tokens = jax.random.randint(jax.random.key(1), (2, 14), 0, 24)
+  batch = {
+    'tokens': tokens,
+    'segments': jnp.array([[0] * 14, [0] * 3 + [1] * 2 + [-1] * 9]),
+  }
+  in_parts = jax.jit(inner.accumulated, static_argnums=(0, 4, 5))
+
+  def gradient(parts, counted):
+    _, metrics, grads = in_parts(
+      model.loss, params, batch, jax.random.key(2), parts, counted
+    )
+    return metrics, api.flatten(grads)
+
+  (whole, expected), (metrics, found) = (
+    gradient(parts, api.COUNTED) for parts in (1, 2)
+  )
+  assert whole[api.COUNTED] == metrics[api.COUNTED] == 13 + 3
+  np.testing.assert_allclose(metrics['accuracy'], whole['accuracy'], rtol=1e-6)
+  for path, value in expected.items():
+    np.testing.assert_allclose(found[path], value, rtol=1e-4, atol=1e-6)
+  _, unweighted = gradient(2, None)
+  assert any(
+    not np.allclose(unweighted[path], expected[path], rtol=0.1)
+    for path in expected
   )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from diloco.config import run_config
+from diloco.models import api
 from diloco.run.heldout import Heldout
 from diloco.run.spec import make_run_spec
 from experiments import tests_tiny
@@ -65,3 +66,15 @@ def test_a_long_text_gives_what_is_asked_for(run_spec, caplog, asked, found):
   seen, _ = _evaluated(run_spec, windows=12, batches=asked)
   assert [len(batch) for batch in seen] == [ROWS] * found
   assert not caplog.messages
+
+
+def test_a_batch_weighs_what_its_loss_counts(run_spec):
+  def loss(params, batch, key):
+    first = batch['tokens'][0, 0].astype('float32')
+    return first, {api.COUNTED: first % 7}
+
+  model = run_spec.model._replace(loss=loss)
+  seen, found = _evaluated(dataclasses.replace(run_spec, model=model), 12)
+  firsts = np.array([tokens[0, 0] for tokens in seen])
+  assert len(set(firsts % 7)) > 1
+  np.testing.assert_allclose(found, np.average(firsts, weights=firsts % 7))
