@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diloco.learner.programs import LearnerPrograms
+from diloco.learner.exchange_programs import ExchangePrograms
 from diloco.protocol.config import BLENDS
 
 Arrays = Mapping[str, np.ndarray]  # Piece or box name -> f32 array.
@@ -45,7 +45,7 @@ class LocalDelta:
 
   def __init__(
     self,
-    programs: LearnerPrograms,
+    programs: ExchangePrograms,
     blend: str,
     bases: Mapping[int, Arrays],
     params: Mapping[str, jax.Array] | None,

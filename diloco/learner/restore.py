@@ -9,7 +9,11 @@ from absl import logging
 from jax.experimental import multihost_utils
 
 from diloco.checkpoint.learner_records import LearnerRecords
-from diloco.learner.programs import LearnerPrograms, Params, take_boxes
+from diloco.learner.exchange_programs import (
+  ExchangePrograms,
+  Params,
+  take_boxes,
+)
 from diloco.learner.replica import FragmentReplica, Replica
 from diloco.numerics import native, payload
 from diloco.protocol.learner.bootstrap import Start
@@ -47,7 +51,7 @@ class CheckpointGone(Exception):
 
 def restore(
   run_spec: RunSpec,
-  programs: LearnerPrograms,
+  programs: ExchangePrograms,
   records: LearnerRecords,
   step: int | None = None,
 ) -> RestoredState:
@@ -104,7 +108,7 @@ def restore(
 
 
 def initial_replicas(
-  run_spec: RunSpec, programs: LearnerPrograms, params: Params
+  run_spec: RunSpec, programs: ExchangePrograms, params: Params
 ) -> list[FragmentReplica]:
   """Returns what this host needs of Θ at version 0, of which `params` are.
 

@@ -21,8 +21,8 @@ from diloco.learner.connection import (
   SyncerConnection,
   SyncerSession,
 )
+from diloco.learner.exchange_programs import ExchangePrograms
 from diloco.learner.hosts.host_group import HostGroup
-from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import FragmentReplica, Replica
 from diloco.learner.transfers import FragmentTransfer
 from diloco.metrics.workdir import Workdir
@@ -55,7 +55,7 @@ class SyncerClient:
     run_spec: RunSpec,
     learner: int,
     syncer: SyncerAddress,
-    programs: LearnerPrograms,
+    programs: ExchangePrograms,
     host: Replica,
     start: Start | None = None,
     hosts: HostGroup | None = None,

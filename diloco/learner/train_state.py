@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Performs the steps and boundaries of one host, on its θ and inner state.
+"""Performs the boundaries, and steps, of one host, on its θ and inner state.
 
 It performs the messages of `protocol.host_messages` that are for a loop. The
 leading host's train loop has it perform the very messages that it sends to the
@@ -15,8 +15,9 @@ import jax
 
 from diloco.checkpoint.learner_records import HeldState, LearnerRecords
 from diloco.data import pipeline
+from diloco.learner.exchange_programs import ExchangePrograms, Params
 from diloco.learner.local_delta import LocalDelta
-from diloco.learner.programs import LearnerPrograms, Params
+from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import ArrivedFragment
 from diloco.learner.restore import RestoredState, initial_replicas
 from diloco.protocol import host_messages
@@ -27,7 +28,6 @@ class TrainState:
   """θ and all that belongs to it at a boundary, on one host.
 
   Args:
-    learner: the learner id, which also selects the data shard.
     programs: those of this process.
     restored: what the process starts from; it is consumed.
     records: takes this host's checkpoints.
@@ -44,19 +44,13 @@ class TrainState:
   def __init__(
     self,
     run_spec: RunSpec,
-    learner: int,
-    programs: LearnerPrograms,
+    programs: ExchangePrograms,
     restored: RestoredState,
     records: LearnerRecords,
   ):
     self._run_spec = run_spec
-    self._learner = learner
     self._programs = programs
     self._records = records
-    self._dataset = run_spec.dataset(learner)
-    self._batches = None  # They are read once training has begun.
-    self._rows = 0  # Taken of the data shard.
-    self._batch = run_spec.config.data.batch
     self.params, self.inner_state = restored.params, restored.inner_state
     self.host = restored.host
     self.held = self.host.held()
@@ -77,12 +71,10 @@ class TrainState:
         the message is about one.
 
     Returns:
-      The metrics of a step, the copy of a snapshot, whether a save has begun,
-      or the state that is held for a newcomer.
+      The metrics of a step, if it makes them; the copy of a snapshot, whether a
+      save has begun, or the state that is held for a newcomer.
     """
     match order:
-      case host_messages.MakeStep():
-        return self._step(order)
       case host_messages.TakeSnapshot():
         handle, keep = order.handle, order.keep
         return self.own.snapshot(order.fragment, self.params, handle, keep)
@@ -98,15 +90,6 @@ class TrainState:
         self.inner_state = self._programs.fresh_state(self.params)
       case host_messages.BeginAt():
         self.holder.begin()
-        threads = self._run_spec.config.data.threads
-        self._batches = pipeline.batches(
-          self._dataset,
-          order.rows,
-          self._batch,
-          threads,
-          self._programs.own_rows,
-        )
-        self._rows = order.rows
       case host_messages.SaveAt():
         bases = dict(self.own.bases)
         return self._records.save_state(
@@ -118,26 +101,6 @@ class TrainState:
       case _:
         raise TypeError(f'Not for the loop: {order!r}.')
     return None
-
-  def end(self):
-    """Ends the threads that read batches, and a trace of steps."""
-    if self._batches is not None:
-      self._batches.close()
-    if self._programs.profiler is not None:
-      self._programs.profiler.close()
-
-  def _step(self, order: host_messages.MakeStep) -> dict[str, jax.Array]:
-    assert self._rows == order.rows, f'at {self._rows}, told {order.rows}'
-    self._rows += self._batch
-    if self._programs.profiler is not None:
-      self._programs.profiler.before_step()
-    batch, first = next(self._batches), self._programs.own_rows.start
-    placed = self._programs.put_batch(batch, first)
-    draw = self._learner, order.rows
-    self.params, self.inner_state, metrics = self.holder.step(
-      self.params, self.inner_state, placed, order.lr, draw
-    )
-    return metrics
 
   def _draw(self):
     for zeros in self.params.values():
@@ -159,6 +122,67 @@ class TrainState:
       order,
       order.blended,
     )
+
+
+class SteppingState(TrainState):
+  """A `TrainState` that also makes the steps, on batches of its data shard.
+
+  Args:
+    learner: the learner id, which selects the data shard.
+    programs: those of this process, with the inner step.
+  """
+
+  def __init__(
+    self,
+    run_spec: RunSpec,
+    learner: int,
+    programs: LearnerPrograms,
+    restored: RestoredState,
+    records: LearnerRecords,
+  ):
+    super().__init__(run_spec, programs, restored, records)
+    self._learner = learner
+    self._dataset = run_spec.dataset(learner)
+    self._batches = None  # They are read once training has begun.
+    self._rows = 0  # Taken of the data shard.
+    self._batch = run_spec.config.data.batch
+
+  def perform(self, order, argument: Any = None):
+    if isinstance(order, host_messages.MakeStep):
+      return self._step(order)
+    if isinstance(order, host_messages.BeginAt):
+      self._begin(order.rows)
+    return super().perform(order, argument)
+
+  def end(self):
+    """Ends the threads that read batches, and a trace of steps."""
+    if self._batches is not None:
+      self._batches.close()
+    if self._programs.profiler is not None:
+      self._programs.profiler.close()
+
+  def _begin(self, rows: int):
+    self._batches = pipeline.batches(
+      self._dataset,
+      rows,
+      self._batch,
+      self._run_spec.config.data.threads,
+      self._programs.own_rows,
+    )
+    self._rows = rows
+
+  def _step(self, order: host_messages.MakeStep) -> dict[str, jax.Array]:
+    assert self._rows == order.rows, f'at {self._rows}, told {order.rows}'
+    self._rows += self._batch
+    if self._programs.profiler is not None:
+      self._programs.profiler.before_step()
+    batch, first = next(self._batches), self._programs.own_rows.start
+    placed = self._programs.put_batch(batch, first)
+    draw = self._learner, order.rows
+    self.params, self.inner_state, metrics = self.holder.step(
+      self.params, self.inner_state, placed, order.lr, draw
+    )
+    return metrics
 
 
 # Keeps θ and the inner state of a boundary readable while training goes on.
@@ -245,11 +269,11 @@ class DoubleBuffer:
     programs: compiled; several holders may share them.
   """
 
-  def __init__(self, programs: LearnerPrograms):
+  def __init__(self, programs: ExchangePrograms):
     self._programs = programs
     self._params: _Shared | None = None  # Of this boundary, if held.
     self._state: _Shared | None = None
-    self._swaps = programs.on_cpu
+    self._swaps = programs.double_buffers
     if not self._swaps:
       programs.compile_copy_all()
     else:

@@ -14,13 +14,13 @@ import numpy as np
 from absl import logging
 
 from diloco.checkpoint.learner_records import HeldState
+from diloco.learner.exchange_programs import ExchangePrograms
 from diloco.learner.hosts.host_group import ANSWER_S, STATE_S, HostGroup
 from diloco.learner.hosts.host_transfer import (
   HostTransfer,
   announced,
   payloads_max,
 )
-from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import (
   FragmentReplica,
   Mismatch,
@@ -79,7 +79,7 @@ class FragmentTransfer:
   def __init__(
     self,
     run_spec: RunSpec,
-    programs: LearnerPrograms,
+    programs: ExchangePrograms,
     replica: Replica,
     plane: DataPlane,
     hosts: HostGroup,

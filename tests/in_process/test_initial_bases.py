@@ -10,7 +10,7 @@ from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner import restore
 from diloco.learner.programs import LearnerPrograms
-from diloco.learner.train_state import DoubleBuffer, TrainState
+from diloco.learner.train_state import DoubleBuffer, SteppingState
 from diloco.numerics import payload
 from diloco.protocol import host_messages
 from diloco.run.spec import make_run_spec
@@ -27,7 +27,7 @@ def test_steps_leave_the_first_bases_as_they_were(tmp_path):
   records = LearnerRecords(tmp_path, 0, run_spec.fingerprints, 1, say=print)
   restored = restore.restore(run_spec, programs, records)
   holder = DoubleBuffer(programs)
-  learner = TrainState(run_spec, 0, programs, restored, records)
+  learner = SteppingState(run_spec, 0, programs, restored, records)
   learner.perform(host_messages.DrawTheta())
   params, state = learner.params, learner.inner_state
   batches = pipeline.batches(run_spec.dataset(0), 0, run_spec.config.data.batch)

@@ -22,7 +22,7 @@ from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner import restore
 from diloco.learner.hosts import host_transfer
 from diloco.learner.programs import LearnerPrograms
-from diloco.learner.train_state import TrainState
+from diloco.learner.train_state import SteppingState
 from diloco.models import api
 from diloco.protocol import host_messages, messages
 from diloco.run.spec import make_run_spec
@@ -71,7 +71,9 @@ class Learner:
     self._before = 0
     self._before = self.resident()
     restored = restore.restore(self.run_spec, self.programs, records)
-    self.state = TrainState(self.run_spec, 0, self.programs, restored, records)
+    self.state = SteppingState(
+      self.run_spec, 0, self.programs, restored, records
+    )
     self.transfer = host_transfer.HostTransfer(
       self.run_spec, self.programs, restored.host, self.plane
     )

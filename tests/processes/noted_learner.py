@@ -15,7 +15,7 @@ import numpy as np
 
 from diloco.checkpoint.arrays import box_name, boxes_of, named
 from diloco.learner.hosts.host_transfer import HostTransfer
-from diloco.learner.train_state import TrainState
+from diloco.learner.train_state import SteppingState
 from diloco.numerics import boxes
 from diloco.protocol import host_messages
 
@@ -39,7 +39,7 @@ def note(what: str, held, slices, state):
 
 
 def main():
-  donate, perform = HostTransfer.donate, TrainState.perform
+  donate, perform = HostTransfer.donate, SteppingState.perform
   end_fetch = HostTransfer.end_fetch
   adopted = {}
 
@@ -65,7 +65,7 @@ def main():
 
   HostTransfer.donate = noting_donate
   HostTransfer.end_fetch = noting_end_fetch
-  TrainState.perform = noting_perform
+  SteppingState.perform = noting_perform
   runpy.run_module('diloco.learner', run_name='__main__', alter_sys=True)
 
 

@@ -14,7 +14,7 @@ from diloco.learner.hosts.host_transfer import OF_SESSIONS, HostTransfer
 from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import Mismatch
 from diloco.learner.restore import restore
-from diloco.learner.train_state import TrainState
+from diloco.learner.train_state import SteppingState
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import host_messages, messages
 from diloco.run.spec import RunSpec
@@ -64,7 +64,7 @@ class Follower:
     leading.on_message, leading.on_lost = self._hear, self._todo.put
     self._say(host_messages.HostStarted(index, records.readable()))
     restored = restore(run_spec, programs, records, self._next().step)
-    self._state = TrainState(run_spec, learner, programs, restored, records)
+    self._state = SteppingState(run_spec, learner, programs, restored, records)
     self._transfer = HostTransfer(
       run_spec, programs, restored.host, plane, workdir
     )

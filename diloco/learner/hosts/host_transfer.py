@@ -26,7 +26,7 @@ from absl import logging
 from diloco.checkpoint.arrays import BrokenRecord, named
 from diloco.checkpoint.learner_records import HeldState, LearnerRecords
 from diloco.learner import host_parts
-from diloco.learner.programs import LearnerPrograms, take_boxes
+from diloco.learner.exchange_programs import ExchangePrograms, take_boxes
 from diloco.learner.replica import (
   ArrivedFragment,
   FragmentReplica,
@@ -116,7 +116,7 @@ class HostTransfer:
   def __init__(
     self,
     run_spec: RunSpec,
-    programs: LearnerPrograms,
+    programs: ExchangePrograms,
     replica: Replica,
     plane: DataPlane,
     workdir: Workdir | None = None,
