@@ -56,6 +56,7 @@ PER_PROCESS_KEYS = frozenset(
     'data.threads',
     'data.batch',  # What was trained is counted in rows and tokens.
     'inner.accumulate',
+    'model.given',
     'model.remat',
     'transport.connect_s',
     'transport.host',

@@ -149,6 +149,7 @@ class ModelConfig(Section, section='model'):
 
   # What it is: a key of KINDS, or a 'module:function' of yours.
   kind: str = 'decoder'
+  given: str = ''  # Of kind 'given': folder of the syncer's initial arrays.
   vocab: at_least(2) = 256  # One token per byte.
   layers: Count = 4  # Decoder blocks.
   d_model: Count = 128  # Width of the residual stream.

@@ -49,12 +49,14 @@ class MemorySource:
     takes_path: True if `data.path` names the text.
     is_made: True if the text is drawn, of `data.grammar_bytes` bytes.
     vocab_min: tokens that a model of it must know.
+    is_elsewhere: True if there is no text: a loop that is not ours has it.
   """
 
   make: 'Callable[[Any, Any, int], Corpus]'
   takes_path: bool = False
   is_made: bool = False
   vocab_min: int = BYTE_VOCAB
+  is_elsewhere: bool = False
 
   def load(self, data, seed: int) -> 'Corpus':
     """Returns the corpus that the section `data` describes."""
@@ -72,6 +74,9 @@ IN_MEMORY = {
   ),
   'text': MemorySource(
     lambda corpus, data, seed: corpus.text_corpus(data.path), takes_path=True
+  ),
+  'given': MemorySource(
+    lambda corpus, data, seed: corpus.no_corpus(), is_elsewhere=True
   ),
 }
 

@@ -127,6 +127,16 @@ class Boundaries:
     self._stop.set()
     self._client.interrupt()
 
+  @property
+  def rows(self) -> int:
+    """Taken of the data shard."""
+    return self._rows
+
+  @property
+  def step(self) -> int:
+    """Own step; 1 is the first from the seed."""
+    return self._step
+
   def begin(self) -> bool:
     """Connects, and waits until the learner may train, with a state to start
     from; returns False if it left instead.
@@ -146,6 +156,18 @@ class Boundaries:
       self._perform_next(wait=True)
     self._records.close(CLOSE_S)
     return self._left
+
+  def abandon(self, reason: str):
+    """Leaves between two boundaries, with a checkpoint of the last one."""
+    self._report()
+    self._save_last()
+    self._client.leave(reason)
+    self._left = learner_events.Leave(reason)
+    self._records.close(CLOSE_S)
+
+  def goes_on(self) -> bool:
+    """Returns whether to make another step; False: see `finish`."""
+    return self._training and self._goes_on()
 
   def _goes_on(self) -> bool:
     if self._stop.is_set() and not self._stopping:

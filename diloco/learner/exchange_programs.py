@@ -276,7 +276,9 @@ class ExchangePrograms:
 
     def copy(params):
       # Slicing copies, except where a piece is the whole array.
-      return _copied(take(params, pieces))
+      # The exchange is in f32, whatever θ is in.
+      arrays = _copied(take(params, pieces))
+      return {name: x.astype(jnp.float32) for name, x in arrays.items()}
 
     used = {piece.path for piece in pieces}
     compiled = self._compile(

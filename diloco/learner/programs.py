@@ -86,14 +86,21 @@ class StepPrograms(ExchangePrograms):
     }
     return placed, self._init_state(placed)
 
-  def draw(self) -> tuple[Params, object]:
+  def draw(self, zeros: Params | None = None) -> tuple[Params, object]:
     """Draws the parameters from the run's seed, where they lie; with a fresh
     inner state.
+
+    Args:
+      zeros: deleted before, as whoever started this process may still refer to
+        them.
 
     Their bits depend neither on the mesh nor on the number of hosts. On another
     kind of device than the syncer's they may: a learner that starts differently
     is detected by its CRCs, and takes the syncer's Θ.
     """
+
+    for array in (zeros or {}).values():
+      array.delete()
 
     def init(key):
       flat = api.flatten(self._run_spec.model.init(key))

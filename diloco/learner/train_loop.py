@@ -64,7 +64,7 @@ class TrainLoop(Boundaries):
   def run(self) -> learner_events.Leave:
     """Trains until the run is over, the syncer refuses, or `stop`."""
     self.begin()
-    while self._training and self._goes_on():
+    while self.goes_on():
       self._inner_step()
     self._state.end()
     return self.finish()

@@ -103,9 +103,7 @@ class TrainState:
     return None
 
   def _draw(self):
-    for zeros in self.params.values():
-      zeros.delete()  # Who started this process may still refer to them.
-    self.params, self.inner_state = self._programs.draw()
+    self.params, self.inner_state = self._programs.draw(self.params)
     self.held = initial_replicas(self._run_spec, self._programs, self.params)
     self.own.bases.update((p, x.theta) for p, x in enumerate(self.held))
     self.host.begin(self.held)

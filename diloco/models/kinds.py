@@ -2,6 +2,8 @@
 """The kinds of models by name; importing this imports no jax."""
 
 import dataclasses
+import json
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -65,10 +67,20 @@ def _bowl(section) -> 'Model':
   return make_bowl(section.layers, section.d_model, section.d_ff)
 
 
+def _given(section) -> 'Model':
+  from diloco.models.given import given_model
+
+  return given_model(json.loads(pathlib.Path(section.given, TREE).read_text()))
+
+
+GIVEN = 'given'  # Parameters alone: a loop that is not ours trains them.
+TREE = 'tree.json'  # In the folder `model.given`: their shapes and roles.
+
 KINDS = {
   'decoder': ModelKind(_decoder, _dense),
   'moe': ModelKind(_decoder, _moe, has_experts=True),
   'bowl': ModelKind(
     _bowl, fixed={'dtype': 'float32', 'remat': 'none', 'tied': False}
   ),
+  GIVEN: ModelKind(_given),
 }

@@ -7,6 +7,7 @@ Learners and syncer build it independently and compare its fingerprints.
 import dataclasses
 import importlib
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from diloco.checkpoint.parameters import read_parameters
 from diloco.config import config_files, run_config
 from diloco.config.sections import ModelConfig
 from diloco.data import corpus, text_windows
@@ -24,7 +26,7 @@ from diloco.data.sources import IN_MEMORY
 from diloco.data.tokenizers import make_tokenizer
 from diloco.models import api
 from diloco.models.decoder_config import DecoderConfig
-from diloco.models.kinds import KINDS, sizes_of
+from diloco.models.kinds import GIVEN, KINDS, sizes_of
 from diloco.numerics.codec import Codec, make_codec
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
 from diloco.numerics.schedule import PROGRESS, make_schedule
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
   from diloco.data import pipeline
 
 FULL = 'f32'  # The codec of a full fragment.
+INITIAL = 'initial'  # In the folder `model.given`: the parameters.
 
 
 # Finds a user model, which a configuration names as module:function.
@@ -167,6 +170,9 @@ class RunSpec:
     The syncer's; a learner draws its own where they lie, to the same bits on
     CPU devices (`LearnerPrograms.draw`).
     """
+    if self.config.model.kind == GIVEN:
+      folder = pathlib.Path(self.config.model.given)
+      return read_parameters(folder / INITIAL)
     with jax.default_device(jax.local_devices(backend='cpu')[0]):
       params = jax.jit(self.model.init)(jax.random.key(self.config.seed))
       flat = api.flatten(params)
@@ -281,6 +287,9 @@ def check_text(config: run_config.RunConfig, text: corpus.Corpus) -> None:
     ValueError: it is too short; the message says what is needed.
   """
   data = config.data
+  source = IN_MEMORY.get(data.source)
+  if source is not None and source.is_elsewhere:
+    return
   text_windows.check_windows(text.train, data.seq_len, data.batch, data.shards)
   text_windows.heldout_shape(
     text.heldout, data.seq_len, config.run.eval_batch, config.run.eval_batches

@@ -40,9 +40,9 @@ class Watched:
   def __getattr__(self, name):
     return getattr(self._programs, name)
 
-  def draw(self):
+  def draw(self, zeros):
     self.draws += 1
-    return self._programs.draw()
+    return self._programs.draw(zeros)
 
   def step(self, params, state, batch, lr, key):
     self._note(state, key)

@@ -1,0 +1,593 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner around a train loop that is not ours.
+
+The loop makes the steps, with any optimizer, data and sharding. Between two
+steps it calls `Learner.boundary`, which does what our own train loop does there
+(`learner.boundaries`), with the same machine, messages and checks. The
+parameters may be any pytree of arrays; a leaf is one tensor of the exchange,
+and its path in the tree is its name.
+
+What cannot be done for such a loop: a run is not replayed from its event log,
+as nobody but the loop can make a step again.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from diloco.checkpoint.learner_records import LearnerRecords
+from diloco.checkpoint.parameters import write_parameters
+from diloco.config import run_config
+from diloco.config.run_config import RunConfig
+from diloco.config.sections import ConfigError
+from diloco.learner import restore
+from diloco.learner.boundaries import Boundaries
+from diloco.learner.connection import SyncerAddress
+from diloco.learner.exchange_programs import ExchangePrograms, like
+from diloco.learner.syncer_client import SyncerClient
+from diloco.learner.train_state import TrainState
+from diloco.metrics.workdir import Workdir, folder_at, learner_name
+from diloco.metrics.writer import process_writer
+from diloco.models import api
+from diloco.models.given import given_model
+from diloco.models.kinds import GIVEN, TREE
+from diloco.numerics import fragments
+from diloco.protocol.learner import events as learner_events
+from diloco.run.bind_policy import open_access
+from diloco.run.environment import describe
+from diloco.run.event_log import LearnerEventLog
+from diloco.run.spec import INITIAL, RunSpec, make_run_spec
+from diloco.transport import sockets
+from diloco.transport.planes import make_plane
+
+NOTICE_S = 25.0  # Within which a learner that is told to stop leaves.
+FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+class RunOver(Exception):
+  """`boundary` was called again after the run had ended."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sync:
+  """What syncer and learners of a run have in common.
+
+  Attributes:
+    every: H, steps between two offers of a fragment.
+    fragments: P, parts that are synchronised in turn; at most as many as there
+      are arrays, unless these are embeddings or stacked.
+    learners: M, learner ids that the run begins with.
+    steps: t at which it ends.
+    roles: path -> how an array may be cut and merged, for those that are not
+      one tensor: 'stacked' (axis 0 counts layers), 'embedding' (axis 0 counts
+      rows, merged by plain means), 'averaged' (such as statistics).
+    config: any other key of a run's configuration, such as
+      {'codec.up': 'int8', 'outer.lr': 0.7}; `diloco config` lists them.
+  """
+
+  every: int = 24
+  fragments: int = 8
+  learners: int = 2
+  steps: int = 1000
+  roles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  config: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+  def run_config(self, initial: str = '') -> RunConfig:
+    """Returns the configuration of the run's processes.
+
+    Args:
+      initial: folder with the parameters that the run begins with, of the
+        syncer.
+
+    Raises:
+      ConfigError: it can't be run.
+    """
+    values = run_config.defaults()
+    settings = {
+      'model.kind': GIVEN,
+      'model.given': initial,
+      'data.source': GIVEN,
+      'data.seq_len': 1,
+      'data.batch': 1,
+      'data.shards': max(16, self.learners),
+      'protocol.sync_every_steps': self.every,
+      'protocol.fragments': self.fragments,
+      'protocol.learners': self.learners,
+      'protocol.total_steps': self.steps,
+      'inner.warmup_steps': 0,
+      'run.eval_every_rounds': 0,
+      **self.config,
+    }
+    for key, value in settings.items():
+      section, _, name = key.rpartition('.')
+      (values[section] if section else values)[name] = value
+    return run_config.build(values)
+
+
+@contextlib.contextmanager
+def start_syncer(
+  workdir: str | os.PathLike, params: Any, sync: Sync, *, address: str = ''
+):
+  """Makes a context in which a syncer process serves a run; gives its address.
+
+  Whoever starts it decides what the run begins with. At the end of the context
+  the syncer is waited for, or stopped if the block raised. One that is started
+  again in the same workdir goes on from its checkpoint.
+
+  Args:
+    workdir: folder of the run.
+    params: pytree of arrays, Θ as the run begins.
+    address: host:port to listen at; '': a free port of this machine.
+
+  Raises:
+    ConfigError: the configuration, or `params`, can't be used.
+  """
+  root = pathlib.Path(workdir)
+  root.mkdir(parents=True, exist_ok=True)
+  tree = Tree(params, sync.roles)
+  config = sync.run_config(str(root.absolute()))
+  make_run_spec(config, given_model(tree.table))  # Is refused here, if at all.
+  if not (root / INITIAL).exists():
+    write_parameters(root / INITIAL, tree.to_host(params))
+  (root / TREE).write_text(json.dumps(tree.table))
+  (root / 'config.json').write_text(json.dumps(dataclasses.asdict(config)))
+  host = config.transport.host
+  address = address or f'{host}:{sockets.free_port(host)}'
+  with (root / 'syncer.log').open('ab') as log:
+    process = subprocess.Popen(
+      [
+        sys.executable, '-m', 'diloco.syncer', f'--bind={address}',
+        f'--config={root / "config.json"}', f'--workdir={root}',
+      ],
+      stdout=log,
+      stderr=log,
+    )  # fmt: skip
+  try:
+    yield address
+    if process.wait():
+      raise RuntimeError(
+        f'the syncer ended with {process.returncode}: see {root}/syncer.log'
+      )
+  finally:
+    process.terminate()
+    process.wait()
+
+
+class Tree:
+  """The parameters' tree: names, shapes, and what may be done with each array.
+
+  Args:
+    params: pytree of arrays.
+    roles: as in `Sync`.
+
+  Raises:
+    ConfigError: a leaf is no array of floating-point numbers, or `roles` names
+      none of them.
+  """
+
+  def __init__(self, params: Any, roles: Mapping[str, str] = {}):
+    leaves, self.structure = jax.tree_util.tree_flatten_with_path(params)
+    named = {
+      jax.tree_util.keystr(path, simple=True, separator='/') or 'params': leaf
+      for path, leaf in leaves
+    }
+    problems = []
+    if len(named) < len(leaves):
+      problems.append('params: two leaves have the same path')
+    for name, leaf in named.items():
+      if getattr(leaf, 'dtype', None) not in FLOATS or not leaf.size:
+        problems.append(
+          f'params: {name} is {_described(leaf)}, must be an array of '
+          'float32, bfloat16 or float16; carry anything else in opt_state'
+        )
+    problems += [
+      f'roles: {name!r} is no parameter; there are {", ".join(named)}'
+      for name in roles
+      if name not in named
+    ]
+    problems += [
+      f'roles: {name}={role!r}: must be one of {", ".join(api.ROLES)}'
+      for name, role in roles.items()
+      if role not in api.ROLES
+    ]
+    if problems:
+      raise ConfigError(problems)
+    self.names = tuple(named)
+    self.table = {
+      name: {'shape': list(leaf.shape), 'role': roles.get(name, api.PLAIN)}
+      for name, leaf in named.items()
+    }
+
+  def flat(self, params: Any) -> dict[str, Any]:
+    """Returns name -> leaf.
+
+    Raises:
+      ValueError: it is another tree.
+    """
+    leaves, structure = jax.tree.flatten(params)
+    if structure != self.structure:
+      raise ValueError(
+        f'params have the structure {structure}, this learner began with '
+        f'{self.structure}'
+      )
+    return dict(zip(self.names, leaves))
+
+  def nested(self, flat: Mapping[str, Any]) -> Any:
+    """Returns the tree of name -> leaf."""
+    return self.structure.unflatten([flat[name] for name in self.names])
+
+  def to_host(self, params: Any) -> dict[str, np.ndarray]:
+    """Returns name -> f32 array on the host."""
+    flat = self.flat(params)
+    return {name: np.asarray(x, np.float32) for name, x in flat.items()}
+
+
+class Learner:
+  """A learner around a loop of yours; a context.
+
+      with diloco.Learner(address, params, opt_state, learner=0, sync=sync,
+                          workdir='runs/mine') as learner:
+        params, opt_state = learner.start()
+        for batch in batches_from(learner.position):
+          params, opt_state, loss = my_step(params, opt_state, batch)
+          params, opt_state = learner.boundary(
+            params, opt_state, tokens=n, loss=loss)
+          if learner.done:
+            break
+
+  With `overlap_steps` > 0, the default, nothing here waits for another process
+  once `start` has returned. The loss of a step is read at the next boundary, so
+  that the devices always have a step queued. SIGTERM and SIGINT make it leave
+  in good order, with a checkpoint, at the next boundary.
+
+  Args:
+    syncer: host:port.
+    params: pytree of `jax.Array`s in f32, bf16 or f16; all on one device, or
+      with a `NamedSharding` on one mesh. It belongs to the learner from now on.
+    opt_state: pytree of arrays that is only carried: saved, and given to a
+      learner that comes back. What lies with a parameter has its path at the
+      end of its own, as optax's states do.
+    learner: the learner id, from 0.
+    sync: the same in all processes of the run.
+    workdir: folder of the run; checkpoints, metrics and events of this learner
+      are written there.
+    notice_s: how long leaving in good order may take.
+
+  Attributes:
+    done: True once the run is over, or this learner was told to stop.
+    position: rows of its data that this learner has taken, of all its
+      processes; where the next batch begins.
+    step: steps that it has made.
+
+  Raises:
+    ConfigError: arguments can't be used; it says which and why.
+  """
+
+  def __init__(
+    self,
+    syncer: str,
+    params: Any,
+    opt_state: Any = (),
+    *,
+    learner: int,
+    sync: Sync,
+    workdir: str | os.PathLike,
+    notice_s: float = NOTICE_S,
+  ):
+    if jax.process_count() > 1:
+      raise ConfigError(
+        f'{jax.process_count()} processes of jax.distributed: a learner around '
+        'a loop of your own has one'
+      )
+    self._tree = Tree(params, sync.roles)
+    config = sync.run_config()
+    run_config.check_learner(config, learner)
+    run_spec = make_run_spec(config, given_model(self._tree.table))
+    self._run_spec = run_spec
+    self.done = False
+    self._left: learner_events.Leave | None = None
+    self._started = False
+    folder = Workdir(
+      pathlib.Path(workdir).absolute(), folder_at(config.checkpoint.folder)
+    )
+    name = learner_name(learner)
+    transport = config.transport
+    access = open_access(
+      {}, transport, None, insecure=False, transfer_fenced=False
+    )
+    self._programs = GivenPrograms(run_spec, self._tree.flat(params), opt_state)
+    self._plane = make_plane(transport.data_plane, transport.host, access)
+    records = LearnerRecords(
+      folder.checkpoints(name),
+      learner,
+      run_spec.fingerprints,
+      config.checkpoint.keep_latest,
+      say=logging.warning,
+    )
+    restored = restore.restore(run_spec, self._programs, records)
+    self._state = TrainState(run_spec, self._programs, restored, records)
+    self._client = SyncerClient(
+      run_spec,
+      learner,
+      SyncerAddress(syncer, self._plane, access, folder.summary.exists),
+      self._programs,
+      restored.host,
+      restored.start,
+      workdir=folder,
+    )
+    hparams = run_config.flat(config)
+    self._writer = process_writer(folder, name, hparams)
+    self._tape = LearnerEventLog(
+      folder.learner_tape(learner),
+      lambda: self._client.process,
+      describe(config, os.environ),
+    )
+    self._boundaries = Boundaries(
+      run_spec,
+      learner,
+      self._state,
+      restored,
+      self._client,
+      records,
+      self._writer,
+      self._tape,
+      notice_s,
+    )
+
+  def __enter__(self) -> 'Learner':
+    self._handlers = {}
+    if threading.current_thread() is threading.main_thread():
+      for number in (signal.SIGTERM, signal.SIGINT):
+        self._handlers[number] = signal.signal(number, self._on_signal)
+    return self
+
+  def __exit__(self, kind, error, trace):
+    if kind is None and self._started and not self.done:
+      self._boundaries.abandon('its loop ended')
+    for number, handler in self._handlers.items():
+      signal.signal(number, handler)
+    self._client.close()
+    self._writer.close()
+    self._tape.close()
+    self._plane.close()
+
+  def start(self) -> tuple[Any, Any]:
+    """Connects; returns the parameters and optimizer state to begin with.
+
+    They are those of this learner's newest checkpoint, or of a peer if the run
+    is ahead of it, or what it was given.
+
+    Raises:
+      ConfigError: the syncer refuses this learner for good.
+      SyncerAbsent: there is no syncer.
+    """
+    with jax.transfer_guard('allow'):
+      training = self._boundaries.begin()
+      if not training:
+        self._leave()
+    self._started = True
+    self._programs.given = None
+    return self._result()
+
+  def boundary(
+    self, params: Any, opt_state: Any, *, tokens: int, loss: Any, rows: int = 1
+  ) -> tuple[Any, Any]:
+    """Exchanges what is due after a step; returns what to go on with.
+
+    It is called after each step, whose results need not be ready. Arrays that
+    it was given must not be used any more: those of a fragment that has arrived
+    are overwritten.
+
+    Args:
+      params: as the step left them.
+      opt_state: as the step left it.
+      tokens: that the loss of the step counts, so that masked ones weigh
+        nothing: the weight of this learner's work.
+      loss: scalar.
+      rows: by which `position` moves on.
+
+    Raises:
+      ValueError: another tree, shape, dtype or sharding than at the start.
+      RunOver: the run is over, see `done`.
+      RuntimeError: `start` was not called, or the learner had to leave, such as
+        for a loss that is not finite.
+    """
+    if self.done:
+      raise RunOver('the run is over: end the loop once learner.done is True')
+    if not self._started:
+      raise RuntimeError('boundary: learner.start() comes first')
+    flat = self._tree.flat(params)
+    self._programs.check(flat)
+    state, boundaries = self._state, self._boundaries
+    state.params, state.inner_state = flat, opt_state
+    with jax.transfer_guard('allow'):
+      global_step = self._client.global_step
+      self._tape.progress(global_step)
+      boundaries.after_step({'loss': loss}, rows, tokens, global_step)
+      if not boundaries.goes_on():
+        self._leave()
+    return self._result()
+
+  @property
+  def position(self) -> int:
+    return self._boundaries.rows
+
+  @property
+  def step(self) -> int:
+    return self._boundaries.step
+
+  @property
+  def global_step(self) -> int:
+    """t of the run, such as for a schedule."""
+    return self._client.global_step
+
+  def stop(self):
+    """Leaves in good order, at the next boundary; signal-safe."""
+    self._boundaries.stop()
+
+  def parameters(self) -> Any:
+    """Returns Θ as this learner last received it: a pytree of f32 arrays on the
+    host. Once the run is over that is what the run has trained.
+    """
+    run_spec, held = self._run_spec, self._state.host.held()
+    theta = {
+      path: np.empty(spec.shape, np.float32)
+      for path, spec in run_spec.specs.items()
+    }
+    for replica, pieces in zip(held, run_spec.layout.fragments):
+      theta = fragments.put(theta, pieces, replica.theta)
+    return self._tree.nested(theta)
+
+  def _on_signal(self, number, frame):
+    signal.signal(number, signal.SIG_DFL)  # A second one ends at once.
+    self.stop()
+
+  def _result(self) -> tuple[Any, Any]:
+    return self._tree.nested(self._state.params), self._state.inner_state
+
+  def _leave(self):
+    left = self._boundaries.finish()
+    if left.refused:
+      raise ConfigError(f'the syncer refused: {left.reason}')
+    if not (left.done or left.stopped):
+      raise RuntimeError(f'learner left: {left.reason}')
+    self.done = True
+
+
+class GivenPrograms(ExchangePrograms):
+  """The programs of the exchange for arrays that a loop of the user's has.
+
+  Args:
+    params: path -> array.
+    opt_state: pytree of arrays.
+  """
+
+  def __init__(
+    self, run_spec: RunSpec, params: Mapping[str, jax.Array], opt_state: Any
+  ):
+    mesh = _mesh_of(params)
+    super().__init__(
+      run_spec,
+      mesh,
+      {
+        path: like(x.shape, _on(mesh, x, path), x.dtype)
+        for path, x in params.items()
+      },
+    )
+    opt_state = jax.tree.map(jnp.asarray, opt_state)
+    self.given = dict(params), opt_state
+    state_like = jax.tree_util.tree_map_with_path(
+      lambda path, x: like(x.shape, self._state_place(path, x), x.dtype),
+      opt_state,
+    )
+    self.set_state_like(state_like)
+    self.compile_exchange()
+
+  def check(self, params: Mapping[str, jax.Array]):
+    """Raises ValueError unless the arrays are like those of the start."""
+    for path, x in params.items():
+      wanted = self.params_like[path]
+      if x.shape != wanted.shape or x.dtype != wanted.dtype:
+        raise ValueError(
+          f'{path} is {_described(x)}, it was {_described(wanted)} at the start'
+        )
+      if x.sharding != wanted.sharding and not x.sharding.is_equivalent_to(
+        wanted.sharding, x.ndim
+      ):
+        raise ValueError(
+          f'{path} is sharded as {x.sharding}, it was {wanted.sharding} at the '
+          'start: give jit the shardings of the parameters as out_shardings'
+        )
+
+  def zeros(self, like):
+    del like  # What was given: it will be overwritten.
+    return self.given[0]
+
+  def draw(self, zeros):
+    del zeros
+    return self.given
+
+  def fresh_state(self, params):
+    del params
+    return self.given[1]
+
+  def copy_state(self, state):
+    return jax.tree.map(_copy_to_host, state)
+
+  def copy_all(self, params, state):
+    return jax.tree.map(_copy_to_host, (params, state))
+
+  def compile_copy_all(self):
+    """Each array is copied by itself."""
+
+  def _state_place(self, path, x: jax.Array) -> NamedSharding:
+    name = self._param_of(path, x.shape)
+    if name is not None:
+      return self.params_like[name].sharding
+    return _everywhere(self._mesh)
+
+
+def _copy_to_host(x: jax.Array) -> jax.Array:
+  copied = jnp.copy(x)
+  copied.copy_to_host_async()
+  return copied
+
+
+def _mesh_of(params: Mapping[str, jax.Array]) -> Mesh:
+  """Returns the mesh on which all parameters lie.
+
+  Raises:
+    ConfigError: there are several.
+  """
+  meshes = {}
+  for path, x in params.items():
+    where = getattr(x, 'sharding', None)
+    if where is None:
+      raise ConfigError(
+        f'params: {path} is {_described(x)}, must be a jax.Array'
+      )
+    if isinstance(where, NamedSharding):
+      meshes.setdefault(where.mesh, path)
+    elif len(where.device_set) == 1:
+      [device] = where.device_set
+      meshes.setdefault(Mesh(np.array([device]), ('device',)), path)
+    else:
+      raise ConfigError(
+        f'params: {path} is sharded as {where}, must have a NamedSharding'
+      )
+  if len(meshes) > 1:
+    raise ConfigError(
+      f'params: {" and ".join(meshes.values())} lie on unlike meshes, '
+      f'{" and ".join(map(str, meshes))}'
+    )
+  return next(iter(meshes))
+
+
+def _everywhere(mesh: Mesh) -> NamedSharding:
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def _on(mesh: Mesh, x: jax.Array, path: str) -> NamedSharding:
+  if isinstance(x.sharding, NamedSharding):
+    return x.sharding
+  return _everywhere(mesh)
+
+
+def _described(x: Any) -> str:
+  if not hasattr(x, 'dtype'):
+    return f'a {type(x).__name__}'
+  return f'{x.dtype}{list(x.shape)}'
