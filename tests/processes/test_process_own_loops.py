@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops that are not ours train a run; one dies and comes back."""
+
+import re
+import signal
+
+import numpy as np
+import pytest
+
+from diloco.checkpoint.parameters import read_parameters
+from diloco.metrics.status import read_summary
+from tests.processes.processes import START_S, Processes
+
+pytestmark = pytest.mark.beside
+
+MODULE = 'tests.processes.loops'
+
+
+@pytest.mark.parametrize('kind', ['plain', 'nnx'])
+def test_a_loop_of_ones_own_dies_and_comes_back(kind, tmp_path):
+  with Processes(tmp_path) as run:
+    syncer = run.start_without_config('syncer', MODULE, 'syncer', kind)
+
+    def address():
+      found = re.search(r'listens at (\S+)', syncer.output)
+      return found and found[1]
+
+    run.until(address, START_S, 'the syncer listens')
+
+    def learner(number, name):
+      return run.start_without_config(
+        name, MODULE, address(), kind, str(number)
+      )
+
+    first, second = learner(0, 'first'), learner(1, 'second')
+    run.until_merged(1)
+    second.send(signal.SIGKILL)
+    assert run.exit_code(second) == -signal.SIGKILL
+    second = learner(1, 'second-again')
+    run.until(
+      lambda: len({line['incarnation'] for line in run.steps(1)}) == 2,
+      START_S,
+      'it is back',
+    )
+    run.until_merged(1)
+    (run.workdir.root / 'go').touch()
+    assert [run.exit_code(x) for x in (first, second, syncer)] == [0, 0, 0]
+
+    _, again = read_summary(run.workdir.summary).learners
+    assert again.incarnations >= 2
+    # It went on from its own checkpoint, or from the other's state.
+    assert int(re.search(r'at step (\d+)', again.beginning)[1]) > 0, again
+    for number in (0, 1):
+      losses = [line['train/loss'] for line in run.steps(number)]
+      assert losses[-1] < 0.8 * losses[0]
+    final = read_parameters(run.workdir.parameters)
+    for number in (0, 1):
+      theta = read_parameters(run.workdir.root / f'theta-{number}')
+      assert theta.keys() == final.keys()
+      for path, value in final.items():
+        np.testing.assert_array_equal(theta[path], value, err_msg=path)
