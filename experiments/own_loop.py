@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training loop of your own, in plain JAX, as two learners of a run.
+"""A training loop of your own, in plain JAX, as a learner of a run.
 
     python experiments/own_loop.py runs/own                     # the syncer
-    python experiments/own_loop.py runs/own 127.0.0.1:PORT 0    # a learner
-    python experiments/own_loop.py runs/own 127.0.0.1:PORT 1    # another one
+    python experiments/own_loop.py runs/own 127.0.0.1:PORT 0    # learners 0, 1
 
-Kill a learner and start it again: it goes on. The task is to add two digits.
+Kill a learner and start it again: it goes on. They learn to add two digits.
 """
 
 import sys
@@ -46,8 +45,7 @@ def batch_at(number, position):
 
 
 def train(workdir, syncer, number):
-  params = init()
-  given = syncer, params, OPTIMIZER.init(params)
+  given = syncer, init(), OPTIMIZER.init(init())
   with Learner(*given, learner=number, sync=SYNC, workdir=workdir) as run:
     params, opt_state = run.start()
     while not run.done:
@@ -61,5 +59,6 @@ if __name__ == '__main__':
   if len(sys.argv) > 2:
     train(sys.argv[1], sys.argv[2], int(sys.argv[3]))
   else:
-    with start_syncer(sys.argv[1], init(), SYNC) as address:
-      print(f'the syncer listens at {address}', flush=True)
+    with start_syncer(sys.argv[1], init(), SYNC) as run:
+      print(f'the syncer listens at {run.address}', flush=True)
+      run.wait()

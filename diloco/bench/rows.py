@@ -15,10 +15,12 @@ Where steps are slept out, a sleep stands for accelerators at work.
 import functools
 import queue
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from diloco.bench.measurement import (
@@ -45,6 +47,7 @@ from diloco.config.sections import CheckpointConfig, defaults
 from diloco.fleets import fleet
 from diloco.fleets.failures import FaultEvents
 from diloco.fleets.fleet import Fleet
+from diloco.learner import own_loop
 from diloco.learner.programs import StepPrograms
 from diloco.metrics import names
 from diloco.metrics.workdir import learner_name
@@ -66,6 +69,7 @@ FEW, MANY = 2, 8  # Learners of a round.
 WIRE = 'int4'  # The default of both directions.
 FRAGMENTS = 24  # Of the simulator.
 LAB_STEPS, PRODUCT = 4, 256
+OWN_LAYERS = 16
 # That of the lab's studies, and one of twice its width.
 LAB_MODELS = {
   name: {
@@ -742,6 +746,74 @@ def growth(
 
 
 HOSTS = 'hosts'  # The row that `diloco plan` knows hosts from.
+
+
+def measure_own_loop(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Measures what `Learner.boundary` costs a loop that is not ours.
+
+  A step is 16 products of 256 rows with 250 × 250 matrices, and their gradient.
+  """
+  keys = jax.random.split(jax.random.key(0), OWN_LAYERS)
+  width = round((1e6 / OWN_LAYERS) ** 0.5)
+  x = jax.random.normal(keys[0], (256, width))
+
+  def loss_of(params, x):
+    for weights in params:
+      x = jnp.tanh(x @ weights)
+    return jnp.mean(jnp.square(x))
+
+  @jax.jit
+  def step(params, x):
+    loss, gradient = jax.value_and_grad(loss_of)(params, x)
+    return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradient), loss
+
+  def initial():
+    return [jax.random.normal(key, (width, width)) * 0.06 for key in keys]
+
+  steps = settings.pick(120, 12)
+  alone = initial()
+
+  def unsynced():
+    nonlocal alone
+    for _ in range(steps):
+      alone, loss = step(alone, x)
+      loss.block_until_ready()
+
+  for name, every in (('by defaults', 24), ('with nothing due', 24 * 10**6)):
+    sync = own_loop.Sync(every=every, learners=1, steps=10**6)
+    boundaries_s = []
+    with (
+      tempfile.TemporaryDirectory() as folder,
+      own_loop.start_syncer(folder, initial(), sync) as syncer,
+      own_loop.Learner(
+        syncer.address, initial(), learner=0, sync=sync, workdir=folder
+      ) as learner,
+    ):
+      held = [*learner.start()]
+
+      def synced(held=held, learner=learner, boundaries_s=boundaries_s):
+        for _ in range(steps):
+          params, loss = step(held[0], x)
+          began_s = time.thread_time()
+          held[:] = learner.boundary(params, (), tokens=256, loss=loss)
+          boundaries_s.append(time.thread_time() - began_s)
+
+      yield Comparison(
+        f'a step of 1 M, {name}',
+        'ms',
+        lambda seconds: 1e3 * seconds / steps,
+        synced,
+        unsynced,
+        'the same step without',
+        settings.pick(9, 2),
+      ).measure()
+    yield BenchFigure(
+      f'the boundary alone, {name}',
+      1e3 * statistics.median(boundaries_s),
+      'ms of CPU',
+    )
+
+
 ROWS = {
   'stall': BenchRow(
     'stall of a step by syncing, compute as a sleep', measure_stall, 120.0
@@ -762,6 +834,9 @@ ROWS = {
   ),
   'step': BenchRow(
     "an inner step of the lab's models, by rows", measure_step, 30.0
+  ),
+  'own_loop': BenchRow(
+    "a boundary in a loop of one's own", measure_own_loop, 20.0
   ),
   'memory': BenchRow(
     "the syncer's memory and a learner's, by parameter", measure_memory, 160.0

@@ -11,7 +11,6 @@ What cannot be done for such a loop: a run is not replayed from its event log,
 as nobody but the loop can make a step again.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -20,7 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -118,53 +117,80 @@ class Sync:
     return run_config.build(values)
 
 
-@contextlib.contextmanager
-def start_syncer(
-  workdir: str | os.PathLike, params: Any, sync: Sync, *, address: str = ''
-):
-  """Makes a context in which a syncer process serves a run; gives its address.
+class RunningSyncer:
+  """A syncer process that was started here; a context that ends it.
 
-  Whoever starts it decides what the run begins with. At the end of the context
-  the syncer is waited for, or stopped if the block raised. One that is started
-  again in the same workdir goes on from its checkpoint.
+  Attributes:
+    address: host:port, for learners.
+  """
+
+  def __init__(
+    self, address: str, process: subprocess.Popen, log: pathlib.Path
+  ):
+    self.address = address
+    self._process, self._log = process, log
+
+  def wait(self):
+    """Waits for the end of the run.
+
+    Raises:
+      RuntimeError: the syncer failed.
+    """
+    if code := self._process.wait():
+      raise RuntimeError(f'the syncer ended with {code}: see {self._log}')
+
+  def __enter__(self) -> 'RunningSyncer':
+    return self
+
+  def __exit__(self, *exception):
+    self._process.terminate()
+    self._process.wait()
+
+
+def start_syncer(
+  workdir: str | os.PathLike,
+  params: Any,
+  sync: Sync,
+  *,
+  address: str = '',
+  flags: Sequence[str] = (),
+) -> RunningSyncer:
+  """Starts a syncer process for a run; a context that ends it.
+
+  Whoever starts it decides what the run begins with. One that is started again
+  in the same workdir goes on from its checkpoint.
 
   Args:
     workdir: folder of the run.
     params: pytree of arrays, Θ as the run begins.
     address: host:port to listen at; '': a free port of this machine.
+    flags: more flags of `python -m diloco.syncer`, such as --token_file=FILE.
 
   Raises:
     ConfigError: the configuration, or `params`, can't be used.
   """
-  root = pathlib.Path(workdir)
-  root.mkdir(parents=True, exist_ok=True)
+  root = pathlib.Path(workdir).absolute()
   tree = Tree(params, sync.roles)
-  config = sync.run_config(str(root.absolute()))
-  make_run_spec(config, given_model(tree.table))  # Is refused here, if at all.
+  config = sync.run_config(str(root))
+  make_run_spec(
+    config, given_model(tree.table)
+  )  # It is refused here, if at all.
+  root.mkdir(parents=True, exist_ok=True)
   if not (root / INITIAL).exists():
     write_parameters(root / INITIAL, tree.to_host(params))
   (root / TREE).write_text(json.dumps(tree.table))
-  (root / 'config.json').write_text(json.dumps(dataclasses.asdict(config)))
+  path = root / 'config.json'
+  path.write_text(json.dumps(dataclasses.asdict(config)))
   host = config.transport.host
   address = address or f'{host}:{sockets.free_port(host)}'
-  with (root / 'syncer.log').open('ab') as log:
-    process = subprocess.Popen(
-      [
-        sys.executable, '-m', 'diloco.syncer', f'--bind={address}',
-        f'--config={root / "config.json"}', f'--workdir={root}',
-      ],
-      stdout=log,
-      stderr=log,
-    )  # fmt: skip
-  try:
-    yield address
-    if process.wait():
-      raise RuntimeError(
-        f'the syncer ended with {process.returncode}: see {root}/syncer.log'
-      )
-  finally:
-    process.terminate()
-    process.wait()
+  command = (
+    *(sys.executable, '-m', 'diloco.syncer', f'--bind={address}'),
+    *(f'--config={path}', f'--workdir={root}', *flags),
+  )
+  log = root / 'syncer.log'
+  with log.open('ab') as file:
+    process = subprocess.Popen(command, stdout=file, stderr=file)
+  return RunningSyncer(address, process, log)
 
 
 class Tree:
@@ -266,6 +292,8 @@ class Learner:
     workdir: folder of the run; checkpoints, metrics and events of this learner
       are written there.
     notice_s: how long leaving in good order may take.
+    access: files of credentials, such as {'token_file': 'token'}, where the
+      syncer asks for them; see docs/security.md.
 
   Attributes:
     done: True once the run is over, or this learner was told to stop.
@@ -287,6 +315,7 @@ class Learner:
     sync: Sync,
     workdir: str | os.PathLike,
     notice_s: float = NOTICE_S,
+    access: Mapping[str, str] = {},
   ):
     if jax.process_count() > 1:
       raise ConfigError(
@@ -306,11 +335,11 @@ class Learner:
     )
     name = learner_name(learner)
     transport = config.transport
-    access = open_access(
-      {}, transport, None, insecure=False, transfer_fenced=False
+    credentials = open_access(
+      access, transport, None, insecure=False, transfer_fenced=False
     )
     self._programs = GivenPrograms(run_spec, self._tree.flat(params), opt_state)
-    self._plane = make_plane(transport.data_plane, transport.host, access)
+    self._plane = make_plane(transport.data_plane, transport.host, credentials)
     records = LearnerRecords(
       folder.checkpoints(name),
       learner,
@@ -323,7 +352,7 @@ class Learner:
     self._client = SyncerClient(
       run_spec,
       learner,
-      SyncerAddress(syncer, self._plane, access, folder.summary.exists),
+      SyncerAddress(syncer, self._plane, credentials, folder.summary.exists),
       self._programs,
       restored.host,
       restored.start,

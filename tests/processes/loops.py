@@ -66,8 +66,9 @@ def main(workdir: str, syncer: str, kind: str, number: int = 0):
   init, step = LOOPS[kind]
   params = init()
   if syncer == 'syncer':
-    with start_syncer(workdir, params, SYNC) as address:
-      print(f'the syncer listens at {address}', flush=True)
+    with start_syncer(workdir, params, SYNC) as run:
+      print(f'the syncer listens at {run.address}', flush=True)
+      run.wait()
     return
   given = syncer, params, own_loop.OPTIMIZER.init(params)
   with Learner(*given, learner=number, sync=SYNC, workdir=workdir) as learner:
