@@ -300,6 +300,8 @@ def _broken_between(parts: Mapping) -> Iterator[str]:
 
 def _bytes_fit(model, data) -> Iterator[str]:
   # What other tokenizers need is known when their files are read.
+  if own_code.parts(data.source):
+    return  # Its tokens are looked at, see `corpus.check_corpus`.
   source = IN_MEMORY.get(data.source)
   needed = source.vocab_min if source else BYTE_VOCAB
   if data.tokenizer == BYTES and model.vocab < needed:

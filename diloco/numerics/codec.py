@@ -516,12 +516,13 @@ def check_codec(codec: Codec) -> Codec:
   _decoded(codec, np.full(block, np.finfo(np.float32).max), 'the largest f32')
   if np.any(_decoded(codec, np.zeros(block, np.float32), 'zeros')):
     raise ValueError('it decodes zeros to other numbers')
-  lost = codec.decode(codec.encode(np.full(block, np.nan, np.float32)), block)
-  if np.isfinite(lost).all():
-    raise ValueError(
-      'it decodes NaN to finite values, must decode it to what is not, so that '
-      'the receiver can refuse it'
-    )
+  for bad in (np.nan, np.inf):
+    lost = codec.decode(codec.encode(np.full(block, bad, np.float32)), block)
+    if np.isfinite(lost).all():
+      raise ValueError(
+        f'it decodes {bad} to finite values, must decode it to what is not, so '
+        'that the receiver can refuse it'
+      )
   return codec
 
 

@@ -163,7 +163,7 @@ def settings_of(section) -> dict[str, Any]:
   return {key: getattr(section, key) for key in keys}
 
 
-def own(
+def check_inner(
   optimizer: optax.GradientTransformation, specs: Mapping[str, TensorSpec]
 ) -> optax.GradientTransformation:
   """Checks an optimizer of the user's own; computes nothing.

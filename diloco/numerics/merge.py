@@ -133,10 +133,11 @@ def merge(
   for piece in pieces:
     chosen = rules.get(piece.role, rule)
     vs = [contributions[m][piece.name] for m in learners]
-    merged[piece.name] = chosen.merge(
+    of_piece = chosen.merge(
       vs if chosen.takes_encoded else [np.asarray(v) for v in vs],
       [weights[m] for m in learners],
     )
+    merged[piece.name] = np.asarray(of_piece)  # A number is an array, too.
   return merged
 
 
@@ -179,10 +180,10 @@ def check_rule(rule: Rule) -> Rule:
 def _merged(rule: Rule, vs, weights) -> np.ndarray:
   given = [v.copy() for v in vs]
   merged = rule.merge(given, list(weights))
-  if not isinstance(merged, np.ndarray) or (merged.dtype, merged.shape) != (
-    np.float32,
-    vs[0].shape,
-  ):
+  if not isinstance(merged, np.ndarray | np.generic) or (
+    merged.dtype,
+    merged.shape,
+  ) != (np.float32, vs[0].shape):
     described = getattr(merged, 'dtype', type(merged).__name__)
     raise ValueError(
       f'the merge of float32 {vs[0].shape} is {described} '

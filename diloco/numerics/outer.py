@@ -282,8 +282,9 @@ def check_outer(
       f'gave a {type(optimizer).__name__}, must give an '
       'optax.GradientTransformation'
     )
-  theta = {'matrix': np.ones((3, 2), np.float32), 'one': np.float32([2])[0:1]}
-  delta = {name: np.float32(0.5) * x for name, x in theta.items()}
+  theta = {'matrix': np.ones((3, 2), np.float32)}
+  theta['number'] = np.array(2, np.float32)
+  delta = {name: np.asarray(0.5 * x, np.float32) for name, x in theta.items()}
   optimizer.update({}, optimizer.init({}), {})  # Of a shard without a piece.
   state = first = optimizer.init(theta)
   for rounds in range(2):
@@ -305,7 +306,8 @@ def check_outer(
 
 def _check_like(what: str, found, like):
   leaves = jax.tree.leaves(found)
-  if strange := [x for x in leaves if not isinstance(x, np.ndarray)]:
+  on_host = np.ndarray | np.generic
+  if strange := [x for x in leaves if not isinstance(x, on_host)]:
     raise ValueError(
       f'its {what} has a {type(strange[0]).__name__}, must have numpy arrays '
       'alone: XLA has other bits on other CPUs'

@@ -57,7 +57,7 @@ def inner(
 
   Raises:
     ValueError: it is one of the user's own, which can't be found or fails
-      `numerics.inner.own`; or it does not suit the model.
+      `numerics.inner.check_inner`; or it does not suit the model.
   """
   given = section, specs, axes
   if section.optimizer in INNER:
@@ -66,7 +66,7 @@ def inner(
     'inner.optimizer',
     section.optimizer,
     *given,
-    check=lambda made: inner_step.own(made, specs),
+    check=lambda made: inner_step.check_inner(made, specs),
   )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from absl import logging
 
 from diloco.checkpoint.parameters import read_parameters
-from diloco.config import run_config
+from diloco.config import own_code, run_config
 from diloco.data import corpus, text_windows
 from diloco.data.corpus import file_corpus
 from diloco.data.paths import Watch, unwatched
@@ -253,10 +253,19 @@ def load_text(
 
   Raises:
     FileNotFoundError: it does not exist; the message names the path.
-    ValueError: files are malformed, a package that reads them is missing, or
-      the model's vocabulary is smaller than the tokenizer's.
+    ValueError: files are malformed, a package that reads them is missing, the
+      model's vocabulary is smaller than the tokenizer's, or a source of the
+      user's own cannot be found or gives what is no corpus.
   """
   data = config.data
+  if own_code.parts(data.source):
+    return own_code.make(
+      'data.source',
+      data.source,
+      data,
+      config.seed,
+      check=lambda made: corpus.check_corpus(made, config.model.vocab),
+    )
   if data.source in IN_MEMORY:
     return IN_MEMORY[data.source].load(data, config.seed)
   tokenizer = make_tokenizer(data.tokenizer, data.end_token)
