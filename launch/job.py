@@ -280,7 +280,7 @@ def launch(
     raise ConfigError(problems)
   try:
     planned = memory.of_config(config)
-  except ValueError as error:  # The model can not be cut as configured.
+  except ValueError as error:  # No such cut, or no codec of that name.
     raise ConfigError([str(error)]) from None
   cpus, memory_gib, disk_gib = UNPLANNED
   if planned:

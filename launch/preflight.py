@@ -11,10 +11,16 @@ import pathlib
 import re
 import socket
 import symtable
-import sys
 from collections.abc import Mapping, Sequence
 
-from diloco.config import data_section, flags, lab_section, unlike
+from diloco.config import (
+  data_section,
+  flags,
+  lab_section,
+  own_code,
+  run_config,
+  unlike,
+)
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import check_folder
@@ -34,7 +40,7 @@ def check(config: RunConfig) -> None:
   )
   with flags.refusing():
     check_folder(config.checkpoint.folder)
-  check_model(config)
+  check_own_code(config)
   check_access(config)
   lab_section.plan(config.faults, config.protocol.learners)
 
@@ -84,28 +90,31 @@ def check_access(config: RunConfig) -> None:
       )
 
 
-def check_model(config: RunConfig) -> None:
-  """Looks for the function of a model of the user's own; imports packages only.
+def check_own_code(config: RunConfig) -> None:
+  """Looks for the user's own functions; imports packages only.
 
   Raises:
     ConfigError: there is no such module, or it has no such function.
   """
-  if config.model.own is None:
-    return
-  module, name = config.model.own
-  if os.getcwd() not in sys.path:  # `python -m` has it there.
-    sys.path.append(os.getcwd())
-  try:
-    spec = importlib.util.find_spec(module)
-  except (ImportError, ValueError):
-    spec = None
-  if spec is None:
-    why = f'there is no module {module} in {os.getcwd()} or where Python looks'
-  elif spec.origin and not _may_have(pathlib.Path(spec.origin), name):
-    why = f'{spec.origin} has no function {name}'
-  else:
-    return
-  raise ConfigError([f'model.kind={config.model.kind!r}: {why}'])
+  own_code.make_searchable()
+  broken = []
+  for key, value in run_config.own_code_of(config):
+    module, name = own_code.parts(value)
+    try:
+      spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+      spec = None
+    if spec is None:
+      why = (
+        f'there is no module {module} in {os.getcwd()} or where Python looks'
+      )
+    elif spec.origin and not _may_have(pathlib.Path(spec.origin), name):
+      why = f'{spec.origin} has no function {name}'
+    else:
+      continue
+    broken.append(f'{key}={value!r}: {why}')
+  if broken:
+    raise ConfigError(broken)
 
 
 def _may_have(path: pathlib.Path, name: str) -> bool:

@@ -59,7 +59,6 @@ from diloco.run import payload_parts
 from diloco.run.payload_parts import announced
 from diloco.run.spec import RunSpec, decoder_config, make_run_spec
 from diloco.simulator.network import Network
-from diloco.syncer.outer_state import make_optimizer
 from diloco.syncer.shard import Shard
 from diloco.transport.memory import MemoryNetwork, MemoryPlane
 
@@ -189,7 +188,7 @@ class Stages:
     datas = [payload.encode(v, pieces, up) for v in vs.values()]
     pulled = {m: payload.inspect(d, pieces, up) for m, d in enumerate(datas)}
     weights = dict.fromkeys(vs, 1 / len(vs))
-    optimizer = make_optimizer(run_spec.config)
+    optimizer = run_spec.outer
     theta, other = vs[0], vs[len(vs) - 1]
     state = outer.init(theta, optimizer)
     delta = merge.merge(vs, weights, pieces)

@@ -7,26 +7,17 @@ found outside a checkout. A file may also be the config.json of a run, and
 `DEFAULTS` stands for none.
 """
 
-import importlib
-import importlib.util
 import json
 import pathlib
 import runpy
-import sys
 from collections.abc import Mapping
 
 import ml_collections
 from absl import flags
 
 from diloco.config import run_config, simulation
+from diloco.config.own_code import EXPERIMENTS, NAME, make_importable
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[1]
-NAME = 'experiments'
-# An installation holds them in the package, a checkout beside it.
-EXPERIMENTS = next(
-  (path for path in (PACKAGE / NAME, PACKAGE.parent / NAME) if path.is_dir()),
-  PACKAGE / NAME,
-)
 DEFAULTS = 'defaults'  # In place of a file.
 JSON = '.json'
 INFINITIES = (float('inf'), -float('inf'))
@@ -186,24 +177,3 @@ class Parser(flags.ArgumentParser):
 
   def flag_type(self) -> str:
     return 'config object'
-
-
-def make_importable(path: str = '') -> None:
-  """Makes `experiments` importable, for a file that may import it.
-
-  A package of that name of the user's own goes before, unless the file is one
-  of those that come with diloco.
-  """
-  if NAME in sys.modules:
-    return
-  spec = importlib.util.find_spec(NAME)
-  if spec is not None and spec.origin is not None:
-    is_ours = pathlib.Path(path).resolve().is_relative_to(EXPERIMENTS)
-    folder = pathlib.Path(spec.origin).resolve().parent
-    if folder == EXPERIMENTS or not is_ours:
-      return
-  try:
-    package = importlib.import_module(f'{PACKAGE.name}.{NAME}')
-  except ModuleNotFoundError:
-    return  # A checkout that is not on the path.
-  package.__path__ += list(spec.submodule_search_locations) if spec else []

@@ -9,7 +9,8 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from diloco.config.sections import Count, Section, one_of
+from diloco.config import own_code
+from diloco.config.sections import Count, Section, one_of_or_own
 from diloco.data import tokenizers
 from diloco.data.sources import (
   FORMATS,
@@ -33,9 +34,9 @@ class DataConfig(Section, section='data'):
 
   # Bytes held in memory (a key of IN_MEMORY), documents in files of any size (a
   # key of FORMATS), or 'mix': some of these files.
-  source: one_of(SOURCES) = 'stdlib'
+  source: one_of_or_own(SOURCES) = 'stdlib'
   # Of 'text' a file or folder. Of files: one, a folder or a pattern such as
-  # /data/train-*.parquet, local or gs://.
+  # /data/train-*.parquet, local or gs://. Of one of your own: what it reads.
   path: str = ''
   # Column or feature with a document's text; '' of 'array_record': a record is
   # the text.
@@ -107,7 +108,8 @@ class DataConfig(Section, section='data'):
         f"path='': data.source={self.source!r} needs the path of a file or "
         'folder'
       )
-    if self.source not in with_path and self.path:
+    is_own = own_code.parts(self.source) is not None
+    if self.source not in with_path and self.path and not is_own:
       yield (
         f'path={self.path!r}: is read only with data.source='
         f'{" or ".join(map(repr, with_path))}, not with {self.source!r}'
@@ -150,6 +152,12 @@ class DataConfig(Section, section='data'):
         f'tokenizer={self.tokenizer!r}: must be {BYTES!r} or '
         f"'KIND:FILE', KIND one of {', '.join(TOKENIZERS)}"
       )
+    elif self.tokenizer != BYTES and own_code.parts(self.source):
+      yield (
+        f'tokenizer={self.tokenizer!r}: must be {BYTES!r}, '
+        f'data.source={self.source!r} gives tokens, and may give a tokenizer '
+        'with them'
+      )
     elif self.tokenizer != BYTES and self.source not in (MIX, *FORMATS):
       yield (
         f'tokenizer={self.tokenizer!r}: data.source={self.source!r} is of '
@@ -166,7 +174,7 @@ def missing_paths(data: DataConfig) -> Iterator[str]:
   """
   kind, _, file = data.tokenizer.partition(':')
   named = [
-    ('path', data.path),
+    ('path', '' if own_code.parts(data.source) else data.path),
     *(('mix', item.path) for item in data.items if data.source == MIX),
     ('heldout_path', data.heldout.path if data.heldout else ''),
     ('tokenizer', file if kind in TOKENIZERS else ''),

@@ -8,7 +8,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 
-from diloco.config import sections
+from diloco.config import own_code, sections
 from diloco.config.data_section import BYTES, DataConfig
 from diloco.config.lab_section import LabConfig
 from diloco.config.sections import ConfigError
@@ -17,7 +17,7 @@ from diloco.models.kinds import KINDS
 from diloco.numerics.fragments import EMBEDDINGS
 from diloco.numerics.merge import RULES
 from diloco.numerics.schedule import DECAY_FRACTION, SCHEDULES
-from diloco.protocol.config import ProtocolConfig, with_current_blend
+from diloco.protocol.config import BLEND, ProtocolConfig, with_current_blend
 from diloco.transport.planes import PLANES
 
 ALL_LEARNERS = 0  # As protocol.quorum.
@@ -162,6 +162,20 @@ def key_types() -> dict[str, type]:
   return sections.key_types(SECTIONS, TOP)
 
 
+def own_code_of(config: RunConfig) -> Iterator[tuple[str, str]]:
+  """Yields the keys that name a function of the user's own, with the value."""
+  keys = [
+    f'{section}.{key}'
+    for section, cls in SECTIONS.items()
+    for key, rule in sections.rules(cls).items()
+    if rule.takes_own
+  ]
+  values = flat(config)
+  for key in (*keys, BLEND):
+    if own_code.parts(values[key]):
+      yield key, values[key]
+
+
 def check_devices(config: RunConfig, device_count: int) -> None:
   """Refuses a mesh that does not fit the devices of this learner.
 
@@ -286,6 +300,8 @@ def _broken_between(parts: Mapping) -> Iterator[str]:
 
 def _bytes_fit(model, data) -> Iterator[str]:
   # What other tokenizers need is known when their files are read.
+  if own_code.parts(data.source):
+    return  # Its tokens are looked at, see `corpus.check_corpus`.
   source = IN_MEMORY.get(data.source)
   needed = source.vocab_min if source else BYTE_VOCAB
   if data.tokenizer == BYTES and model.vocab < needed:
@@ -358,13 +374,14 @@ def _mesh_divides(model, data, mesh) -> Iterator[str]:
     ('data.seq_len', data.seq_len, 'context'),
   )
   # What lies where of a model of the user's own, its own table says.
-  for key, value, axis in () if model.own else sizes:
+  kind = KINDS.get(model.kind)
+  for key, value, axis in sizes if kind else ():
     if value % getattr(mesh, axis):
       yield (
         f'{key}={value}: must be a multiple of '
         f'mesh.{axis}={getattr(mesh, axis)}'
       )
-  has_experts = not model.own and KINDS[model.kind].has_experts
+  has_experts = kind is not None and kind.has_experts
   if mesh.expert > 1 and not has_experts:
     yield (
       f'mesh.expert={mesh.expert}: must be 1, model.kind={model.kind!r} has no '
@@ -379,8 +396,10 @@ def _mesh_divides(model, data, mesh) -> Iterator[str]:
 
 def _rda_of_whole_tables(merge, fragments, protocol) -> Iterator[str]:
   """A rule of whole tensors takes a norm; a slice of rows has another."""
+  rule = RULES.get(merge.embedding)  # Of the user's own: see `run.choices`.
   if (
-    RULES[merge.embedding].of_whole_tensors
+    rule is not None
+    and rule.of_whole_tensors
     and EMBEDDINGS[fragments.embedding].cuts_rows
     and protocol.fragments > 1
   ):

@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated
 
+from diloco.config import own_code
 from diloco.models.decoder_config import ATTENTIONS, AUTO, DTYPES, REMATS
 from diloco.models.kinds import KINDS
 from diloco.numerics import codec, fragments, merge
@@ -45,6 +46,7 @@ class Rule:
 
   text: str  # Such as 'must be at least 1'.
   holds: Callable[[object], bool]  # Not of NaN.
+  takes_own: bool = False  # Values may name a function of the user's.
 
 
 def _key(kind: type, text: str, holds: Callable):
@@ -55,6 +57,19 @@ def _key(kind: type, text: str, holds: Callable):
 def one_of(choices: Collection[str]):
   """The type of a key that takes one of these names."""
   return _key(str, f'must be one of {", ".join(choices)}', choices.__contains__)
+
+
+def one_of_or_own(choices: Collection[str]):
+  """The type of a key that takes one of these names, or a function's."""
+  return Annotated[
+    str,
+    Rule(
+      f"must be one of {', '.join(choices)}, or the 'package.module:function' "
+      'of one of your own',
+      lambda value: value in choices or own_code.parts(value) is not None,
+      takes_own=True,
+    ),
+  ]
 
 
 def some_of(choices: Collection[str]):
@@ -147,8 +162,7 @@ class Section:
 class ModelConfig(Section, section='model'):
   """Architecture of the model; shapes as in `diloco/models`."""
 
-  # What it is: a key of KINDS, or a 'module:function' of yours.
-  kind: str = 'decoder'
+  kind: one_of_or_own(KINDS) = 'decoder'
   given: str = ''  # Of kind 'given': folder of the syncer's initial arrays.
   vocab: at_least(2) = 256  # One token per byte.
   layers: Count = 4  # Decoder blocks.
@@ -175,19 +189,8 @@ class ModelConfig(Section, section='model'):
   # What a step moves the bias by; 0: no bias.
   router_bias_rate: NonNegative = 0.0
 
-  @property
-  def own(self) -> tuple[str, str] | None:
-    """Module and function of the user's own model; None: it is one of ours."""
-    match = re.fullmatch(r'(\w+(?:\.\w+)*):(\w+)', self.kind, re.ASCII)
-    return (match[1], match[2]) if match else None
-
   def broken_rules(self):
     kind = KINDS.get(self.kind)
-    if not kind and not self.own:
-      yield (
-        f'kind={self.kind!r}: must be one of {", ".join(KINDS)}, or the '
-        "'package.module:function' of a model of your own"
-      )
     if not self.rope_theta > 1:
       yield f'rope_theta={self.rope_theta}: must be above 1'
     if self.kv_heads >= 1 and self.heads % self.kv_heads:
@@ -210,7 +213,7 @@ class ModelConfig(Section, section='model'):
 class InnerConfig(Section, section='inner'):
   """The learners' optimizer and its schedule."""
 
-  optimizer: one_of(INNER) = 'adamw'
+  optimizer: one_of_or_own(INNER) = 'adamw'
   lr: F32 = 3e-3  # Peak learning rate.
   schedule: one_of(SCHEDULES) = 'cosine'
   warmup_steps: Whole = 20  # Linear warm-up, in steps of `progress`.
@@ -230,7 +233,7 @@ class InnerConfig(Section, section='inner'):
 class OuterConfig(Section, section='outer'):
   """The syncer's optimizer."""
 
-  optimizer: one_of(OUTER) = 'sgd'
+  optimizer: one_of_or_own(OUTER) = 'sgd'
   lr: F32 = 0.6  # Of the outer step.
   momentum: ShareBelow1 = 0.7  # Of the outer step; b1 of 'adam'.
   nesterov: bool = True  # Nesterov's form of the momentum, of 'sgd'.
@@ -262,8 +265,9 @@ class FragmentsConfig(Section, section='fragments'):
 class CodecConfig(Section, section='codec'):
   """The encoding of fragments on the wire."""
 
-  up: one_of(codec.CODECS) = 'int4'  # Of a learner's delta to its base.
-  down: one_of(codec.CODECS) = 'int4'  # Of the syncer's outer update.
+  # Of a learner's delta to its base.
+  up: one_of_or_own(codec.CODECS) = 'int4'
+  down: one_of_or_own(codec.CODECS) = 'int4'  # Of the syncer's outer update.
   block_size: int = 128  # Values that share one scale.
   scale: one_of(codec.STORED) = 'bf16'  # Type of the scales.
   error_feedback: bool = True  # The syncer keeps its rounding residual.
@@ -276,13 +280,30 @@ class CodecConfig(Section, section='codec'):
         f'{multiple}'
       )
 
+  def make(self, name: str) -> codec.Codec:
+    """Makes `up`, `down` or another codec.
+
+    Raises:
+      ValueError: it is one of the user's own, which can't be found or fails the
+        checks of `numerics.codec.check_codec`.
+    """
+    if own_code.parts(name) is None:
+      return codec.make_codec(name, self.block_size, self.scale)
+    key = 'codec.up' if name == self.up else 'codec.down'
+    return own_code.make(key, name, self, check=codec.check_codec)
+
+  def value_bytes(self, name: str) -> float:
+    """Returns the bytes per value of a long tensor; errors as of `make`."""
+    return codec.value_bytes(self.make(name))
+
 
 @dataclasses.dataclass(frozen=True)
 class MergeConfig(Section, section='merge'):
   """Settings of the merge of the learners' outer gradients."""
 
-  rule: one_of(merge.RULES) = 'rda'  # Of all but embeddings.
-  embedding: one_of(merge.RULES) = 'mean'  # Of embedding and output head.
+  rule: one_of_or_own(merge.RULES) = 'rda'  # Of all but embeddings.
+  # Of embedding and output head.
+  embedding: one_of_or_own(merge.RULES) = 'mean'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,8 @@ from diloco.data.sources import (
 )
 from diloco.data.tokenizers import BYTES, Tokenizer, fingerprint
 
+HASHED_AT_ONCE = 1 << 20  # Tokens.
+LOOKED_AT = 1 << 12  # Tokens at either end of a part.
 SEPARATOR = b'\0'  # Between files; it occurs in no text.
 
 # Directories of the standard library that are not counted as its text: what was
@@ -66,7 +68,8 @@ class Corpus:
   """The text of a run.
 
   Attributes:
-    train: uint8 [bytes]; for files of documents, a stream of tokens.
+    train: uint8 [bytes], or other integers [tokens]; for files of documents, a
+      stream of tokens. Any object will do that has a length and slices.
     heldout: like `train`, but never trained on.
     fingerprint: hex sha256 over both.
   """
@@ -104,6 +107,72 @@ def make_corpus(name: str, train: bytes, heldout: bytes) -> Corpus:
     heldout=np.frombuffer(heldout, np.uint8),
     fingerprint=digest.hexdigest(),
   )
+
+
+def token_corpus(
+  name: str,
+  train: np.ndarray,
+  heldout: np.ndarray,
+  tokenizer: Tokenizer = BYTES,
+) -> Corpus:
+  """Makes a corpus of tokens; reads them all, once, for the fingerprint.
+
+  Args:
+    name: in messages.
+    train: integers [tokens], possibly a memory map; one of files of any size is
+      better given as `Corpus`, with a fingerprint from what made the files.
+    heldout: like `train`, never trained on.
+    tokenizer: needed where text is drawn, and questions are asked.
+  """
+  digest = hashlib.sha256()
+  for tokens in (train, heldout):
+    digest.update(f'{tokens.dtype.str}{len(tokens)} '.encode())
+    for start in range(0, len(tokens), HASHED_AT_ONCE):
+      digest.update(tokens[start : start + HASHED_AT_ONCE].tobytes())
+  return Corpus(name, train, heldout, digest.hexdigest(), tokenizer)
+
+
+def check_corpus(corpus: Corpus, vocab: int) -> Corpus:
+  """Checks what a source of the user's own gives.
+
+  Looks at the first and the last tokens of both parts.
+
+  Args:
+    vocab: of the model.
+
+  Returns:
+    The corpus.
+
+  Raises:
+    ValueError: it is no corpus, or its parts are no integers in one row, or
+      they are no tokens of the model.
+  """
+  if not isinstance(corpus, Corpus):
+    raise ValueError(
+      f'gave a {type(corpus).__name__}, must give a '
+      'diloco.data.corpus.Corpus, such as token_corpus(name, train, heldout)'
+    )
+  if not (isinstance(corpus.fingerprint, str) and corpus.fingerprint):
+    raise ValueError(
+      f'its fingerprint is {corpus.fingerprint!r}, must be a text that differs '
+      'where tokens do'
+    )
+  for part in ('train', 'heldout'):
+    tokens = getattr(corpus, part)
+    for where in (slice(0, LOOKED_AT), slice(-LOOKED_AT, None)):
+      start, stop, _ = where.indices(len(tokens))
+      some = tokens[start:stop]
+      kind = getattr(some, 'dtype', np.dtype(object))
+      if not np.issubdtype(kind, np.integer) or some.ndim != 1:
+        raise ValueError(
+          f'its {part} is {kind} {np.shape(some)}, must be integers [tokens]'
+        )
+      if some.size and not 0 <= some.min() <= some.max() < vocab:
+        raise ValueError(
+          f'its {part} has tokens {some.min()} … {some.max()}, must be in '
+          f'0 … {vocab - 1}, as model.vocab={vocab}'
+        )
+  return corpus
 
 
 def stdlib_corpus(

@@ -135,7 +135,7 @@ def evaluated(
 
 def _entropies(text: corpus.Corpus) -> tuple[float | None, float | None]:
   """Returns the bigram and unigram entropies of a text in memory."""
-  if not isinstance(text.train, np.ndarray):
+  if getattr(text.train, 'dtype', None) != np.uint8:
     return None, None
   return (
     corpus.bigram_entropy(text.train, text.heldout),

@@ -27,6 +27,7 @@ from diloco.numerics import boxes
 from diloco.numerics.blend import make_blend
 from diloco.numerics.fragments import Piece, change, take
 from diloco.numerics.mesh_partition import Partition, Slice, Splits
+from diloco.run import choices
 from diloco.run.payload_parts import HostSlices, held_boxes
 from diloco.run.spec import RunSpec
 
@@ -62,6 +63,7 @@ class ExchangePrograms:
     params_like: Mapping[str, jax.ShapeDtypeStruct],
   ):
     self._run_spec = run_spec
+    self._blend = choices.blend(run_spec.config.protocol, choices.ON_DEVICE)
     self._mesh = mesh
     self.params_like = dict(params_like)
     self._shardings = {path: x.sharding for path, x in params_like.items()}
@@ -95,11 +97,9 @@ class ExchangePrograms:
     ]
     count = range(len(fragments))
     self._snapshots = [self._compile_snapshot(p) for p in count]
-    protocol = run_spec.config.protocol
-    rule = make_blend(protocol.blend, protocol.blend_alpha)
-    self._blends = [self._compile_blend('blend', rule, p) for p in count]
+    self._blends = [self._compile_blend('blend', self._blend, p) for p in count]
     self._replaces = self._blends
-    if protocol.blend != REPLACE:
+    if run_spec.config.protocol.blend != REPLACE:
       rule = make_blend(REPLACE)
       self._replaces = [self._compile_blend(REPLACE, rule, p) for p in count]
 

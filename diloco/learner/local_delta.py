@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from diloco.learner.exchange_programs import ExchangePrograms
-from diloco.protocol.config import BLENDS
+from diloco.protocol.config import blending_of
 
 Arrays = Mapping[str, np.ndarray]  # Piece or box name -> f32 array.
 Copy = Mapping[str, jax.Array]  # Piece name -> array, on the devices.
@@ -27,13 +27,13 @@ class LocalDelta:
   Θ_p as last received; with the blend 'interpolate', which leaves a share of θ
   next to Θ_p, what θ was set to.
 
-  With the blend 'rebase', the copy of each offer that may still be merged is
+  With a blend that rebases, the copy of each offer that may still be merged is
   kept on the devices: at most `protocol.learner.state.OWN_OFFERS_MAX` of a
   fragment.
 
   Args:
     programs: copy and blend fragments.
-    blend: a key of `protocol.config.BLENDS`.
+    blend: as of `protocol.config.ProtocolConfig`.
     bases: Θ_p by fragment.
     params: the current θ, path -> array; None: it will be set to the bases.
       With 'interpolate' an offer counts from it until an update comes: a
@@ -51,7 +51,7 @@ class LocalDelta:
     params: Mapping[str, jax.Array] | None,
   ):
     self._programs = programs
-    self._blending = BLENDS[blend]
+    self._blending = blending_of(blend)
     self.bases = dict(bases)
     # Only where it differs from the base.
     self._references: dict[int, Copy] = {}
@@ -74,7 +74,7 @@ class LocalDelta:
     handle: int,
     keep: Collection[int],
   ) -> Copy:
-    """Dispatches a copy of θ_p on its way to the host; keeps it for 'rebase'.
+    """Dispatches a copy of θ_p on its way to the host; keeps it to rebase.
 
     Args:
       params: θ, path -> array.

@@ -24,7 +24,6 @@ from diloco.learner.exchange_programs import (
 from diloco.models import api, sharding
 from diloco.models.kinds import KINDS
 from diloco.numerics import boxes, inner
-from diloco.numerics.optimizers import INNER
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import StepProfiler
 
@@ -46,15 +45,7 @@ class StepPrograms(ExchangePrograms):
   ):
     config = run_spec.config
     self.tokens_per_step = config.data.batch * config.data.seq_len
-    self._inner = INNER[config.inner.optimizer](
-      b1=config.inner.b1,
-      b2=config.inner.b2,
-      eps=config.inner.eps,
-      weight_decay=config.inner.weight_decay,
-      clip_norm=config.inner.clip_norm,
-      specs=run_spec.specs,
-      moments=config.inner.moments,
-    )
+    self._inner = run_spec.inner
     mesh = config.mesh
     mesh = sharding.make_mesh(
       mesh.fsdp, mesh.tensor, devices, expert=mesh.expert, context=mesh.context

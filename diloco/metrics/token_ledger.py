@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from diloco.metrics import names
 from diloco.metrics.jsonl import read_jsonl, renewed
 from diloco.metrics.workdir import Workdir, learner_name
-from diloco.protocol.config import BLENDS
+from diloco.protocol.config import blending_of
 from diloco.protocol.incarnation import process_of
 
 DIED = 'died'  # Pending at a death, and in no checkpoint that was resumed.
@@ -342,7 +342,7 @@ def rows(
     blend: the run's blend; with 'interpolate' a process counts anew after a
       checkpoint.
   """
-  reader = _Reader(syncer, fragments, BLENDS[blend].interpolates)
+  reader = _Reader(syncer, fragments, blending_of(blend).interpolates)
   ids = {*learners, *(m for _, _, m, _ in _shares(syncer))}
   return {
     (m, p): account.row(p)

@@ -130,7 +130,7 @@ class Experts(nnx.Module):
     self.top_k = config.experts.top_k
     self.norm = layers.stacked_ones(width)
     self.router = layers.stacked_normal(
-      keys[0], (width, experts), std, ('embed', None)
+      keys[0], (width, experts), std, ('embed', 'router')
     )
     if config.experts.bias_rate:
       self.router_bias = nnx.Param(

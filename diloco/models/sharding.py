@@ -32,6 +32,7 @@ RULES: Mapping[str, str | tuple[str, ...] | None] = {
   'layers': None,  # Each step of the scan needs one slice on every device.
   'mlp': TENSOR,
   'norm': None,  # Small, and needed whole on every device.
+  'router': None,  # Scores of experts; likewise.
   'vocab': TENSOR,
 }
 

@@ -479,5 +479,94 @@ def bytes_per_value(
 
   The arguments and errors are those of `make_codec`.
   """
-  codec = make_codec(name, block_size, scale)
+  return value_bytes(make_codec(name, block_size, scale))
+
+
+def value_bytes(codec: Codec) -> float:
+  """Returns the bytes per value of a long tensor."""
   return codec.nbytes(codec.block_values) / codec.block_values
+
+
+def check_codec(codec: Codec) -> Codec:
+  """Checks a codec of the user's own on vectors of some lengths.
+
+  Returns:
+    The codec.
+
+  Raises:
+    ValueError: it does not do what `Codec` says.
+  """
+  kind = type(codec).__name__
+  for name in ('name', 'block_values', 'nbytes', 'select', 'encode', 'decode'):
+    if not hasattr(codec, name):
+      raise ValueError(
+        f'gave a {kind} without {name}, must give what '
+        'diloco.numerics.codec.Codec describes'
+      )
+  if codec.name in CODECS or not isinstance(codec.name, str):
+    raise ValueError(
+      f'its name is {codec.name!r}, must be a text other than '
+      f'{", ".join(CODECS)}'
+    )
+  block = codec.block_values
+  if not isinstance(block, int) or block < 1:
+    raise ValueError(f'its block_values is {block!r}, must be an int above 0')
+  for n in (1, block, 3 * block + 1):
+    _check_trip(codec, np.cos(np.arange(n, dtype=np.float32)))
+  _decoded(codec, np.full(block, np.finfo(np.float32).max), 'the largest f32')
+  if np.any(_decoded(codec, np.zeros(block, np.float32), 'zeros')):
+    raise ValueError('it decodes zeros to other numbers')
+  for bad in (np.nan, np.inf):
+    lost = codec.decode(codec.encode(np.full(block, bad, np.float32)), block)
+    if np.isfinite(lost).all():
+      raise ValueError(
+        f'it decodes {bad} to finite values, must decode it to what is not, so '
+        'that the receiver can refuse it'
+      )
+  return codec
+
+
+def _check_trip(codec: Codec, x: np.ndarray):
+  n, block = x.size, codec.block_values
+  decoded = _decoded(codec, x, f'{n} values')
+  if np.linalg.norm(x - decoded) > np.linalg.norm(x):
+    raise ValueError(
+      f'{n} values come back with an error larger than they are: error '
+      'feedback would grow without bound'
+    )
+  last = (n - 1) // block
+  chosen = np.unique([0, last])
+  expected = [decoded[i * block : (i + 1) * block] for i in chosen]
+  some = codec.select(codec.encode(x), n, chosen)
+  found = codec.decode(some, sum(map(len, expected)))
+  if not np.array_equal(found, np.concatenate(expected)):
+    raise ValueError(
+      f'blocks {chosen.tolist()} of {n} values, selected, decode to other '
+      'values than within the whole'
+    )
+
+
+def _decoded(codec: Codec, x: np.ndarray, what: str) -> np.ndarray:
+  """Returns finite values after a round trip, whose types it checks."""
+  given, n = x.copy(), x.size
+  data, again = codec.encode(x), codec.encode(x)
+  if not np.array_equal(x, given):
+    raise ValueError('encode changes what it is given')
+  for found, kind, shape in (
+    (data, np.uint8, (codec.nbytes(n),)),
+    (codec.decode(data, n), np.float32, (n,)),
+  ):
+    if not isinstance(found, np.ndarray) or (found.dtype, found.shape) != (
+      kind,
+      shape,
+    ):
+      described = getattr(found, 'dtype', type(found).__name__)
+      raise ValueError(
+        f'{what} become {described} {getattr(found, "shape", "")}, must be '
+        f'numpy {np.dtype(kind)} {shape}'
+      )
+  if not np.array_equal(data, again):
+    raise ValueError(f'{what} are encoded differently the second time')
+  if not np.isfinite(found).all():
+    raise ValueError(f'{what} are decoded to what is not finite')
+  return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inner step: one learner's AdamW, generic in model and loss.
+"""The inner step: one learner's optimizer, generic in model and loss.
 
 The optimizer's updates are not scaled by the learning rate; `TrainStep`
 scales them by its argument `lr`. So the schedule can follow the global step of
@@ -7,6 +7,7 @@ the whole run, known only at run time, without compiling again.
 """
 
 import dataclasses
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 from diloco.numerics.fragments import TensorSpec
 
@@ -44,13 +46,195 @@ def adamw(
       one is left out entirely. None: every axis counts.
     moments: dtype in which both moments are stored between steps.
   """
+  adam = _stored(optax.scale_by_adam(b1, b2, eps), moments)
+  return _clipped_and_decayed(adam, weight_decay, clip_norm, specs)
+
+
+MUON_DECAY = 0.95  # Of the momentum, as its authors have it.
+# Root mean square of the updates of a matrix: about that of AdamW's, so that
+# one learning rate and one weight decay suit both (Liu et al., 2025).
+MUON_RMS = 0.2
+# Logical axes of tensors that turn no vector of the width into another.
+NO_MATRIX = frozenset({'norm', 'router', 'vocab'})
+
+
+def muon(
+  b1: float,
+  b2: float,
+  eps: float,
+  weight_decay: float,
+  clip_norm: float,
+  specs: Mapping[str, TensorSpec],
+  axes: Mapping[str, tuple[str | None, ...]],
+  moments: str = 'float32',
+) -> optax.GradientTransformation:
+  """Returns Muon for matrices, and `adamw` for all else.
+
+  Both are clipped by one global norm, and decay alike. The matrices of a layer,
+  and of an expert, are orthogonalised one by one; those with heads as [embed,
+  heads · head_dim]. See `matrix_axes` for what is a matrix.
+
+  Args:
+    b1, b2, eps, weight_decay, clip_norm, moments: as of `adamw`; the momentum
+      of the matrices is stored like the moments, and decays by `MUON_DECAY`.
+    specs: the model's tensors.
+    axes: the logical name of each of their axes.
+
+  Raises:
+    ValueError: there is no matrix.
+  """
+  matrices = {
+    path: found
+    for path, spec in specs.items()
+    if (found := matrix_axes(spec, axes[path])) is not None
+  }
+  if not matrices:
+    raise ValueError(
+      "no parameter is a matrix for Muon; inner.optimizer='adamw' takes them "
+      'as they are'
+    )
+  numbers = {
+    path: contrib.MuonDimensionNumbers(*each) for path, each in matrices.items()
+  }
+
+  def numbers_of(params):
+    return {path: numbers.get(path, optax.MaskedNode()) for path in params}
+
+  def scaled(path, update):
+    sizes = (
+      math.prod(specs[_name(path)].shape[i] for i in side)
+      for side in matrices[_name(path)]
+    )
+    return MUON_RMS * math.sqrt(max(sizes)) * update
+
+  core = optax.partition(
+    {
+      'muon': optax.chain(
+        contrib.scale_by_muon(
+          beta=MUON_DECAY,
+          eps=eps,
+          mu_dtype=moments,
+          weight_dimension_numbers=numbers_of,
+        ),
+        optax.stateless(
+          lambda updates, _: jax.tree_util.tree_map_with_path(scaled, updates)
+        ),
+      ),
+      'adam': _stored(optax.scale_by_adam(b1, b2, eps), moments),
+    },
+    lambda params: {
+      path: 'muon' if path in numbers else 'adam' for path in params
+    },
+  )
+  return _clipped_and_decayed(core, weight_decay, clip_norm, specs)
+
+
+def matrix_axes(
+  spec: TensorSpec, names: tuple[str | None, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+  """Returns the axes that a tensor, as a matrix, sums over and puts out.
+
+  All others count matrices: layers, experts. A tensor of more axes is a matrix
+  where its first or its last is the model's width, 'embed'. None: it is none,
+  as are embeddings, norms and what has an axis of `NO_MATRIX`.
+
+  Args:
+    names: the logical name of each axis.
+  """
+  if spec.role in ('embedding', 'averaged') or NO_MATRIX.intersection(names):
+    return None
+  first, *others = [
+    i
+    for i, name in enumerate(names)
+    if name != 'experts' and not (spec.role == 'stacked' and i == 0)
+  ] or [0]
+  if not others:
+    return None
+  if len(others) == 1 or names[first] == 'embed':
+    return (first,), tuple(others)
+  if names[others[-1]] == 'embed':
+    return (first, *others[:-1]), (others[-1],)
+  return None
+
+
+def settings_of(section) -> dict[str, Any]:
+  """Returns the arguments of `adamw` and `muon` from the section `inner`."""
+  keys = ('b1', 'b2', 'eps', 'weight_decay', 'clip_norm', 'moments')
+  return {key: getattr(section, key) for key in keys}
+
+
+def check_inner(
+  optimizer: optax.GradientTransformation, specs: Mapping[str, TensorSpec]
+) -> optax.GradientTransformation:
+  """Checks an optimizer of the user's own; computes nothing.
+
+  Args:
+    specs: the model's tensors.
+
+  Returns:
+    The optimizer in f32; 'averaged' tensors never reach it.
+
+  Raises:
+    ValueError: it is no transformation, or its updates are not like the
+      parameters, or its state changes its form.
+  """
+  if not (hasattr(optimizer, 'init') and hasattr(optimizer, 'update')):
+    raise ValueError(
+      f'gave a {type(optimizer).__name__}, must give an '
+      'optax.GradientTransformation'
+    )
+  optimizer = _of_optimized(optimizer, specs)
+
+  def step(params):
+    state = optimizer.init(params)
+    return state, *optimizer.update(params, state, params)
+
+  params = {
+    path: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
+    for path, spec in specs.items()
+  }
+  state, update, after = jax.eval_shape(step, params)
+  for what, found, like in (
+    ('update', update, params),
+    ('state', after, state),
+  ):
+    if jax.tree.structure(found) != jax.tree.structure(like):
+      raise ValueError(
+        f'its {what} is {jax.tree.structure(found)}, must be '
+        f'{jax.tree.structure(like)}'
+      )
+    leaves = zip(
+      jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(like)
+    )
+    for (path, x), y in leaves:
+      if (x.shape, x.dtype) != (y.shape, y.dtype):
+        raise ValueError(
+          f'its {what} of {_name(path)} is {x.dtype} {x.shape}, must be '
+          f'{y.dtype} {y.shape}'
+        )
+  return optimizer
+
+
+def _clipped_and_decayed(
+  core: optax.GradientTransformation,
+  weight_decay: float,
+  clip_norm: float,
+  specs: Mapping[str, TensorSpec] | None,
+) -> optax.GradientTransformation:
   chain = optax.chain(
     optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
-    _stored(optax.scale_by_adam(b1, b2, eps), moments),
+    core,
     optax.add_decayed_weights(
       weight_decay, mask=lambda params: decays(params, specs)
     ),
   )
+  return _of_optimized(chain, specs)
+
+
+def _of_optimized(
+  chain: optax.GradientTransformation, specs: Mapping[str, TensorSpec] | None
+) -> optax.GradientTransformation:
+  """Returns the transformation in f32, of all but the 'averaged' tensors."""
   if any(spec.role == 'averaged' for spec in (specs or {}).values()):
     # Its gradient passes through unchanged, and it has no moments.
     chain = optax.masked(

@@ -102,8 +102,8 @@ def merge(
   contributions: Mapping[int, Arrays],
   weights: Mapping[int, float],
   pieces: 'Pieces',
-  rule: str = 'rda',
-  embedding_rule: str = 'mean',
+  rule: Rule = RULES['rda'],
+  embedding_rule: Rule = RULES['mean'],
 ) -> dict[str, np.ndarray]:
   """Returns the merged outer gradient Δ of one fragment, piece by piece.
 
@@ -113,7 +113,8 @@ def merge(
     weights: w_m of the same learners: c_tokens · (c_tokens / c_steps).
     pieces: the pieces of the fragment; norms are taken per piece, which is the
       logical tensor.
-    rule: a key of `RULES`; pieces with role 'averaged' take the mean.
+    rule: of `RULES`, or one that passes `check_rule`; pieces with role
+      'averaged' take the mean.
     embedding_rule: the rule for pieces with role 'embedding'; the paper's is
       'mean', and no rule of whole tensors is right for a piece that was cut by
       rows (`config.build` refuses it).
@@ -127,15 +128,71 @@ def merge(
       f'contributions of {sorted(contributions)}, weights of {sorted(weights)}'
     )
   learners = sorted(contributions)
-  rules = {'embedding': embedding_rule, 'averaged': 'mean'}
+  rules = {'embedding': embedding_rule, 'averaged': RULES['mean']}
   merged = {}
   for piece in pieces:
-    chosen = RULES[rules.get(piece.role, rule)]
+    chosen = rules.get(piece.role, rule)
     vs = [contributions[m][piece.name] for m in learners]
-    merged[piece.name] = chosen.merge(
+    of_piece = chosen.merge(
       vs if chosen.takes_encoded else [np.asarray(v) for v in vs],
       [weights[m] for m in learners],
     )
+    merged[piece.name] = np.asarray(of_piece)  # A number is an array, too.
+  return merged
+
+
+def check_rule(rule: Rule) -> Rule:
+  """Checks a rule of the user's own on small arrays.
+
+  Returns:
+    The rule.
+
+  Raises:
+    ValueError: equal outer gradients do not come out as they are, or the result
+      is no finite f32 array of their shape, or depends on the rows of another
+      slice where `of_whole_tensors` is False.
+  """
+  if not isinstance(rule, Rule):
+    raise ValueError(
+      f'gave a {type(rule).__name__}, must give a diloco.numerics.merge.Rule, '
+      'such as Rule(function)'
+    )
+  wave = np.sin(np.arange(1, 25, dtype=np.float32)).reshape(6, 4)
+  other = np.cos(wave) - wave
+  for v in (wave, wave[0, 0].reshape(()), np.zeros((2, 2), np.float32)):
+    for weights in ((1.0,), (1.0, 2.0, 0.5)):
+      merged = _merged(rule, [v] * len(weights), weights)
+      if not np.allclose(merged, v, rtol=1e-4, atol=1e-6):
+        raise ValueError(
+          f'the merge of {len(weights)} equal outer gradients is '
+          f'{np.max(np.abs(merged - v)):.3g} off them, must be what they are'
+        )
+  merged = _merged(rule, [wave, other], (1.0, 2.0))
+  sliced = _merged(rule, [wave[:3], other[:3]], (1.0, 2.0))
+  if not (rule.of_whole_tensors or np.array_equal(sliced, merged[:3])):
+    raise ValueError(
+      'the merge of a slice of rows is not that slice of the merge; say '
+      'Rule(…, of_whole_tensors=True)'
+    )
+  return rule
+
+
+def _merged(rule: Rule, vs, weights) -> np.ndarray:
+  given = [v.copy() for v in vs]
+  merged = rule.merge(given, list(weights))
+  if not isinstance(merged, np.ndarray | np.generic) or (
+    merged.dtype,
+    merged.shape,
+  ) != (np.float32, vs[0].shape):
+    described = getattr(merged, 'dtype', type(merged).__name__)
+    raise ValueError(
+      f'the merge of float32 {vs[0].shape} is {described} '
+      f'{getattr(merged, "shape", "")}, must be numpy float32 {vs[0].shape}'
+    )
+  if not np.isfinite(merged).all():
+    raise ValueError('the merge of finite outer gradients is not finite')
+  if not all(map(np.array_equal, given, vs)):
+    raise ValueError('the merge changes the arrays that it is given')
   return merged
 
 

@@ -6,23 +6,31 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _adamw(**settings):
+def _adamw(section, specs, axes):
+  del axes
   from diloco.numerics import inner
 
-  return inner.adamw(**settings)
+  return inner.adamw(**inner.settings_of(section), specs=specs)
 
 
-def _sgd(**settings):
+def _muon(section, specs, axes):
+  from diloco.numerics import inner
+
+  return inner.muon(**inner.settings_of(section), specs=specs, axes=axes)
+
+
+def _sgd(section, specs, axes):
   """Returns the plain gradient, neither clipped nor decayed."""
-  del settings
+  del section, specs, axes
   import optax
 
   return optax.identity()
 
 
-# Each takes the arguments of `inner.adamw`, and returns a transformation of
-# optax.
-INNER = {'adamw': _adamw, 'sgd': _sgd}
+# Each takes the section `inner`, the tensors' `TensorSpec`s by path, and the
+# logical names of their axes by path. It returns a transformation of optax,
+# whose updates are not scaled by the learning rate, see `inner`.
+INNER = {'adamw': _adamw, 'muon': _muon, 'sgd': _sgd}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,3 +70,12 @@ OUTER = {
   'sgd': OuterKind(_outer_sgd, moments=1, anneals=True),
   'adam': OuterKind(_outer_adam, moments=2),
 }
+
+
+def moments_of(name: str) -> int:
+  """Returns the arrays of the size of Θ in the state of an outer optimizer.
+
+  One of the user's own is taken to have as many as any of ours.
+  """
+  kind = OUTER.get(name)
+  return kind.moments if kind else max(x.moments for x in OUTER.values())

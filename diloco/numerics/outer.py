@@ -221,7 +221,8 @@ def step(
   Args:
     state: the state before; it is not changed.
     delta: Δ, the merged outer gradient, old minus new parameters.
-    optimizer: of `optimizers.OUTER`, or any other optax transformation.
+    optimizer: of `optimizers.OUTER`, or any other optax transformation; of a
+      run, one that passes `check_outer`.
     codec: codec of the bytes that the learners receive.
     pieces: the pieces of the fragment; one with role 'averaged' bypasses
       OuterOpt: its u is -Δ, so that its Θ is the learners' mean.
@@ -261,6 +262,62 @@ def step(
   theta = add(state.theta, sent)  # As in `rebuild`.
   version = state.version + 1
   return FragmentState(theta, optimizer_state, residual, version), data
+
+
+def check_outer(
+  optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+  """Checks an outer optimizer of the user's own on small arrays.
+
+  Returns:
+    The optimizer.
+
+  Raises:
+    ValueError: it is no transformation of numpy arrays, its updates or its
+      state have another shape than they should, or its first update does not
+      go against Δ.
+  """
+  if not (hasattr(optimizer, 'init') and hasattr(optimizer, 'update')):
+    raise ValueError(
+      f'gave a {type(optimizer).__name__}, must give an '
+      'optax.GradientTransformation'
+    )
+  theta = {'matrix': np.ones((3, 2), np.float32)}
+  theta['number'] = np.array(2, np.float32)
+  delta = {name: np.asarray(0.5 * x, np.float32) for name, x in theta.items()}
+  optimizer.update({}, optimizer.init({}), {})  # Of a shard without a piece.
+  state = first = optimizer.init(theta)
+  for rounds in range(2):
+    given = {name: x.copy() for name, x in delta.items()}
+    update, state = optimizer.update(given, state, theta)
+    for what, found, like in (
+      ('update', update, delta),
+      ('state', state, first),
+    ):
+      _check_like(what, found, like)
+    along = sum(float(np.sum(update[x] * delta[x])) for x in delta)
+    if not rounds and not along <= 0:
+      raise ValueError(
+        f'its first update goes along Δ (their product is {along:.3g}): Δ is a '
+        'gradient, Θ moves by adding the update, such as -lr·Δ'
+      )
+  return optimizer
+
+
+def _check_like(what: str, found, like):
+  leaves = jax.tree.leaves(found)
+  on_host = np.ndarray | np.generic
+  if strange := [x for x in leaves if not isinstance(x, on_host)]:
+    raise ValueError(
+      f'its {what} has a {type(strange[0]).__name__}, must have numpy arrays '
+      'alone: XLA has other bits on other CPUs'
+    )
+  kinds = [
+    jax.tree.map(lambda x: (str(x.dtype), x.shape), tree)
+    for tree in (found, like)
+  ]
+  if kinds[0] != kinds[1]:
+    raise ValueError(f'its {what} is {kinds[0]}, must be {kinds[1]}')
 
 
 def rebuild(

@@ -27,9 +27,24 @@ BLENDS = {
   'interpolate': Blending(interpolates=True),
   'rebase': Blending(rebases=True),
 }
+# Of a rule of the user's own: of progress since the copy it may keep what it
+# likes, and of what θ was before it keeps nothing.
+OWN_BLENDING = Blending(rebases=True)
 # What 0.1.0 called them: its recorded runs and checkpoints are read on.
 OLD_BLENDS = {'overwrite': 'replace', 'mix': 'interpolate', 'carry': 'rebase'}
 BLEND = 'protocol.blend'
+
+
+def names_own(value: str) -> bool:
+  """Whether a value is the 'package.module:function' of the user's own."""
+  module, _, name = value.partition(':')
+  words = (*module.split('.'), name)
+  return all(word.isascii() and word.isidentifier() for word in words)
+
+
+def blending_of(blend: str) -> Blending:
+  """Returns the traits of a valid `ProtocolConfig.blend`."""
+  return OWN_BLENDING if names_own(blend) else BLENDS[blend]
 
 
 def with_current_blend(recorded: Mapping, key: str = 'blend') -> dict:
@@ -70,7 +85,9 @@ class ProtocolConfig(Value):
   weighting: str = 'tokens'  # Of what is merged; a key of WEIGHTS.
   patience: float = 1.0  # Stretches all time-outs; they are measured.
   total_steps: int = 500  # The run ends at this global step.
-  blend: str = 'rebase'  # How a learner takes an update in: a key of BLENDS.
+  # How a learner takes an update in: a key of BLENDS, or the
+  # 'package.module:function' of a rule of your own.
+  blend: str = 'rebase'
   blend_alpha: float = 0.0  # α of 'interpolate': the weight of θ.
 
   def __post_init__(self):
@@ -80,7 +97,7 @@ class ProtocolConfig(Value):
   @property
   def blending(self) -> Blending:
     """The traits of the blend that the machines act on."""
-    return BLENDS[self.blend]
+    return blending_of(self.blend)
 
   @property
   def spacing_steps(self) -> int:
@@ -135,10 +152,16 @@ class ProtocolConfig(Value):
       _one_of('weighting', self.weighting, WEIGHTS),
       ('patience', 0 < self.patience < math.inf, 'finite and > 0'),
       ('total_steps', self.total_steps >= 1, 'at least 1'),
-      _one_of('blend', self.blend, BLENDS),
+      (
+        'blend',
+        self.blend in BLENDS or names_own(self.blend),
+        f"one of {tuple(BLENDS)}, or the 'package.module:function' of a rule "
+        'of your own',
+      ),
       (
         'blend_alpha',
         not self.blend_alpha
+        or names_own(self.blend)
         or BLENDS.get(self.blend, Blending(interpolates=True)).interpolates,
         f'0, blend={self.blend!r} takes none',
       ),

@@ -5,20 +5,16 @@ Learners and syncer build it independently and compare its fingerprints.
 """
 
 import dataclasses
-import importlib
-import os
 import pathlib
-import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from absl import logging
 
 from diloco.checkpoint.parameters import read_parameters
-from diloco.config import config_files, run_config
-from diloco.config.sections import ModelConfig
+from diloco.config import own_code, run_config
 from diloco.data import corpus, text_windows
 from diloco.data.corpus import file_corpus
 from diloco.data.paths import Watch, unwatched
@@ -27,10 +23,12 @@ from diloco.data.tokenizers import make_tokenizer
 from diloco.models import api
 from diloco.models.decoder_config import DecoderConfig
 from diloco.models.kinds import GIVEN, KINDS, sizes_of
-from diloco.numerics.codec import Codec, make_codec
+from diloco.numerics import merge
+from diloco.numerics.codec import Codec
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
 from diloco.numerics.schedule import PROGRESS, make_schedule
 from diloco.numerics.shard_assignment import ShardAssignment, shards_of
+from diloco.run import choices
 
 if TYPE_CHECKING:
   from diloco.data import pipeline
@@ -39,61 +37,12 @@ FULL = 'f32'  # The codec of a full fragment.
 INITIAL = 'initial'  # In the folder `model.given`: the parameters.
 
 
-# Finds a user model, which a configuration names as module:function.
-#
-# The author of the configuration decides what is imported; no message does.
-
-
-def own_model(section: ModelConfig, batch: int, seq_len: int):
-  """Returns the model that the function named by `section.kind` makes.
-
-  Modules are found as usual in Python, and in the working directory. No device
-  is touched.
-
-  Args:
-    section: section with a `kind` such as 'package.module:function'.
-    batch: B of the batches that its loss will take.
-    seq_len: L of those batches.
-
-  Raises:
-    ValueError: no such module or function, or its result is not a model.
-  """
-  module, name = section.own
-  where = f'model.kind={section.kind!r}'
-  # `python -m` has it on the path; a notebook may not.
-  if os.getcwd() not in sys.path:
-    sys.path.append(os.getcwd())
-  config_files.make_importable()  # As where its file was read.
-  try:
-    imported = importlib.import_module(module)
-  except ModuleNotFoundError as error:
-    raise ValueError(
-      f'{where}: {error}; modules are looked for in {os.getcwd()} and where '
-      'Python looks'
-    ) from None
-  make = getattr(imported, name, None)
-  if not callable(make):
-    raise ValueError(f'{where}: {imported.__file__} has no function {name}')
-  try:
-    model = make(section)
-    if not isinstance(model, api.Model):
-      raise ValueError(
-        f'gave a {type(model).__name__}, must give a '
-        'diloco.models.api.Model, such as plain_model(init, loss)'
-      )
-    api.check_model(model)
-    api.check_loss(model, batch, seq_len)
-  except ValueError as error:
-    raise ValueError(f'{where}: {error}') from error
-  return model
-
-
 ORDER = 'rows by turns'  # How `data.pipeline` deals rows to learners.
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSpec:
-  """One run's model, text, layout and codecs."""
+  """One run's model, text, layout, codecs and optimizers."""
 
   config: run_config.RunConfig
   model: api.Model
@@ -104,6 +53,10 @@ class RunSpec:
   up: Codec  # Codec of a learner's delta to its base.
   down: Codec  # Codec of the outer update.
   full: Codec  # Codec of a whole fragment.
+  inner: Any  # The inner optimizer, a transformation of optax.
+  outer: Any  # The outer one, of each fragment.
+  # Of all pieces but embeddings, and of these.
+  merge_rules: tuple[merge.Rule, merge.Rule]
 
   @property
   def fingerprints(self) -> dict[str, str]:
@@ -214,8 +167,8 @@ def make_run_spec(
     reads_text: False replaces the text by an empty one, for compiling only.
 
   Raises:
-    ValueError: the model cannot be cut as configured, or is a user model that
-      cannot be found or is invalid, or the text is too short.
+    ValueError: the model cannot be cut as configured, or the text is too short,
+      or a function of the user's own cannot be found or gives what is invalid.
     FileNotFoundError: the text is missing.
   """
   # The text comes first: it is what is most often missing.
@@ -223,7 +176,7 @@ def make_run_spec(
   if reads_text:
     text = load_text(config)
     check_text(config, text)
-  model = model or make_model(config)
+  model = model or choices.model(config)
   shapes = api.check_model(model)
   specs = {
     path: TensorSpec(tuple(leaf.shape), model.roles[path])
@@ -237,9 +190,7 @@ def make_run_spec(
     config.fragments.embedding,
   )
 
-  def codec(name):
-    return make_codec(name, config.codec.block_size, config.codec.scale)
-
+  choices.blend(config.protocol)  # A user's own is checked; learners make it.
   return RunSpec(
     config=config,
     model=model,
@@ -247,22 +198,13 @@ def make_run_spec(
     layout=layout,
     owners=shards_of(layout, config.syncer.shards),
     text=text,
-    up=codec(config.codec.up),
-    down=codec(config.codec.down),
-    full=codec(FULL),
+    up=config.codec.make(config.codec.up),
+    down=config.codec.make(config.codec.down),
+    full=config.codec.make(FULL),
+    inner=choices.inner(config.inner, specs, model.axes),
+    outer=choices.outer(config),
+    merge_rules=choices.merge_rules(config),
   )
-
-
-def make_model(config: run_config.RunConfig) -> api.Model:
-  """Makes the model of the configuration's section `model`.
-
-  Raises:
-    ValueError: it names a user model that cannot be found or is invalid.
-  """
-  if config.model.own:
-    data = config.data
-    return own_model(config.model, data.batch, data.seq_len)
-  return KINDS[config.model.kind].make(config.model)
 
 
 def decoder_config(config: run_config.RunConfig) -> DecoderConfig:
@@ -311,10 +253,19 @@ def load_text(
 
   Raises:
     FileNotFoundError: it does not exist; the message names the path.
-    ValueError: files are malformed, a package that reads them is missing, or
-      the model's vocabulary is smaller than the tokenizer's.
+    ValueError: files are malformed, a package that reads them is missing, the
+      model's vocabulary is smaller than the tokenizer's, or a source of the
+      user's own cannot be found or gives what is no corpus.
   """
   data = config.data
+  if own_code.parts(data.source):
+    return own_code.make(
+      'data.source',
+      data.source,
+      data,
+      config.seed,
+      check=lambda made: corpus.check_corpus(made, config.model.vocab),
+    )
   if data.source in IN_MEMORY:
     return IN_MEMORY[data.source].load(data, config.seed)
   tokenizer = make_tokenizer(data.tokenizer, data.end_token)

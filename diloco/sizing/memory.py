@@ -17,9 +17,8 @@ from collections.abc import Iterable, Iterator
 
 from diloco.config.run_config import RunConfig
 from diloco.models.kinds import sizes_of
-from diloco.numerics.codec import bytes_per_value
 from diloco.numerics.fragments import Layout, TensorSpec, make_layout
-from diloco.numerics.optimizers import OUTER
+from diloco.numerics.optimizers import moments_of
 from diloco.numerics.shard_assignment import shards_of
 from diloco.protocol.config import UPDATES_KEPT
 
@@ -205,13 +204,10 @@ def of_layout(config: RunConfig, layout: Layout) -> SyncerMachine:
   one = machine(
     n,
     f,
-    max(
-      bytes_per_value(name, codec.block_size, codec.scale)
-      for name in (codec.up, codec.down)
-    ),
+    max(map(codec.value_bytes, (codec.up, codec.down))),
     config.protocol.inflight_max,
     config.protocol.learners,
-    OUTER[config.outer.optimizer].moments,
+    moments_of(config.outer.optimizer),
     config.checkpoint.keep_latest,
     whole if shards > 1 else None,
   )

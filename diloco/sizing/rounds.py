@@ -14,7 +14,6 @@ from diloco.fleets.fleet import DecoupledFleet, Fleet
 from diloco.metrics import ages
 from diloco.models.flops import step_flops
 from diloco.models.kinds import sizes_of
-from diloco.numerics.codec import bytes_per_value
 from diloco.simulator.network import Network
 from diloco.sizing import memory, planner
 from diloco.sizing.memory import count
@@ -115,10 +114,7 @@ def _network(config: RunConfig, gbps: float, latency_s: float) -> Network:
     sum(sizes), config.protocol.learners, gbps, step_s=1.0
   )
   exchange = planner.exchange_times(setup, config.protocol.fragments)
-  up, down = (
-    bytes_per_value(name, codec.block_size, codec.scale)
-    for name in (codec.up, codec.down)
-  )
+  up, down = map(codec.value_bytes, (codec.up, codec.down))
   return Network(
     *(tuple(n * each for n in sizes) for each in (up, down, memory.F32_BYTES)),
     planner.STATE_BYTES * setup.params,

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets import traffic
 from diloco.metrics.run_progress import counted
-from diloco.numerics.codec import bytes_per_value
 from diloco.pages.parts import Chart, Column, Line, ReportPage, Table
 from diloco.simulator.network import SYNCER
 from diloco.studies import study as studies
@@ -69,10 +68,7 @@ def methods(
     )
 
   own = codec.up if codec.up == codec.down else f'{codec.up}/{codec.down}'
-  own_bytes = max(
-    bytes_per_value(name, codec.block_size, codec.scale)
-    for name in (codec.up, codec.down)
-  )
+  own_bytes = max(map(codec.value_bytes, (codec.up, codec.down)))
   streaming, ours = 'streaming DiLoCo', 'Decoupled DiLoCo'
   return {
     DATA_PARALLEL: bursts(1),

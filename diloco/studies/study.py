@@ -12,7 +12,6 @@ from diloco.config.simulation import FailuresConfig, SimulationConfig
 from diloco.fleets import fleet, speeds, traffic
 from diloco.fleets.failures import FaultEvents
 from diloco.fleets.fleet import DecoupledFleet, Fleet
-from diloco.numerics.codec import bytes_per_value
 from diloco.pages.parts import Cell, Column, Part, ReportPage, Table
 from diloco.simulator.network import Network
 
@@ -64,7 +63,7 @@ def network_of(config: SimulationConfig) -> Network:
   )
 
   def sizes(name: str) -> tuple[float, ...]:
-    each = bytes_per_value(name, codec.block_size, codec.scale)
+    each = codec.value_bytes(name)
     return tuple(share * network.params * each for share in shares)
 
   return Network(

@@ -5,11 +5,8 @@ import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
-import optax
 
-from diloco.config.run_config import RunConfig
 from diloco.numerics import fragments, merge, outer, payload
-from diloco.numerics.optimizers import OUTER
 from diloco.run.spec import RunSpec
 
 Arrays = Mapping[str, np.ndarray]  # Piece name -> f32 array.
@@ -27,20 +24,6 @@ class OuterStep:
   def crc(self) -> int:
     """CRC of the resulting Θ_p, if all its pieces are here."""
     return payload.crc_of(self.crcs)
-
-
-def make_optimizer(config: RunConfig) -> optax.GradientTransformation:
-  """Makes one fragment's outer optimizer; it counts the fragment's rounds."""
-  settings = config.outer
-  anneal = None
-  if settings.anneal_fraction:
-    rounds = config.protocol.total_steps / config.protocol.sync_every_steps
-    anneal = outer.Anneal(
-      begin=(1 - settings.anneal_fraction) * rounds,
-      end=rounds,
-      final_lr=settings.final_lr,
-    )
-  return OUTER[settings.optimizer].make(settings, anneal)
 
 
 class OuterState:
@@ -64,8 +47,7 @@ class OuterState:
       for pieces, owner in zip(run_spec.layout.fragments, owners)
     ]
     self.owned = tuple(p for p, pieces in enumerate(self._pieces) if pieces)
-    config = run_spec.config
-    self._optimizer = make_optimizer(config)
+    self._optimizer = run_spec.outer
     self._known: dict[int, outer.FragmentState] = {}  # Drawn or restored.
     self._crcs: dict[int, tuple[int, ...]] = {}
     # Version and CRCs of Θ_p to which each outer state belongs.
@@ -88,14 +70,9 @@ class OuterState:
       contributions: v_m by learner id.
       weights: w_m by learner id.
     """
-    config = self._run_spec.config
     pieces = self._pieces[fragment]
     delta = merge.merge(
-      contributions,
-      weights,
-      pieces,
-      rule=config.merge.rule,
-      embedding_rule=config.merge.embedding,
+      contributions, weights, pieces, *self._run_spec.merge_rules
     )
     state, data = outer.step(
       self.state(fragment),
@@ -103,7 +80,7 @@ class OuterState:
       self._optimizer,
       self._run_spec.down,
       pieces,
-      config.codec.error_feedback,
+      self._run_spec.config.codec.error_feedback,
     )
     return OuterStep(state, data, self._piece_crcs(fragment, state.theta))
 

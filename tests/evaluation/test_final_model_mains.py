@@ -23,7 +23,8 @@ from diloco.evaluation.final_evaluation import (
 from diloco.metrics import files, status
 from diloco.metrics.workdir import Workdir
 from diloco.models import hf_export
-from diloco.run.spec import decoder_config, make_model, make_run_spec
+from diloco.run import choices
+from diloco.run.spec import decoder_config, make_run_spec
 from experiments import tests_tiny
 from tests.commands import ROOT, python
 from tests.data import made_files
@@ -226,7 +227,7 @@ def test_the_model_of_another_config_is_named(workdir, run_spec):
 
 
 def test_a_model_without_logits_is_refused_by_name(run_spec):
-  model = make_model(run_spec.config)
+  model = choices.model(run_spec.config)
   assert checked_language(model, 'decoder') is model.language
   with pytest.raises(ValueError, match=r"model\.kind='bowl' is no language"):
     checked_language(model._replace(logits=None, language=None), 'bowl')

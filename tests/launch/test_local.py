@@ -168,7 +168,7 @@ def test_a_function_that_may_be_there_is_left_to_its_process(
   (tmp_path / 'odd_model.py').write_text(source)
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(tmp_path)
-  preflight.check_model(changed('model', kind='odd_model:make'))
+  preflight.check_own_code(changed('model', kind='odd_model:make'))
 
 
 def test_a_text_that_suffices_is_told_by_its_sizes(tmp_path):

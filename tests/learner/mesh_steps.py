@@ -19,16 +19,17 @@ from diloco.run.spec import make_run_spec
 from experiments import tests_tiny
 
 STEPS = 6
+OPTIMIZERS = {'decoder': 'adamw', 'moe': 'muon'}
 
 
 def losses(kind: str, fsdp: int, expert: int, tensor: int, parts: int) -> dict:
-  """Losses of AdamW steps with a snapshot and a blend after each."""
+  """Losses of inner steps with a snapshot and a blend after each."""
   config = tests_tiny.get_config()
   config.model.update(kind=kind, heads=4, kv_heads=4, head_dim=8)
   # The balance of experts is of a part of the batch: no mean over its rows.
   config.model.update(experts=4, top_k=2, aux_weight=0.0)
   config.data.batch = 8
-  config.inner.accumulate = parts
+  config.inner.update(accumulate=parts, optimizer=OPTIMIZERS[kind])
   config.mesh.update(fsdp=fsdp, expert=expert, tensor=tensor)
   config.protocol.update(blend='interpolate', blend_alpha=0.5)
   run_spec = make_run_spec(run_config.build(config))

@@ -18,8 +18,8 @@ CHOICES: diloco.data.sources diloco.data.tokenizers diloco.models.decoder_config
   diloco.numerics.merge diloco.numerics.optimizers diloco.numerics.schedule
   diloco.transport.planes
 CONFIG: diloco.config.config_files diloco.config.data_section
-  diloco.config.flags diloco.config.lab_section diloco.config.run_config
-  diloco.config.sections diloco.config.unlike
+  diloco.config.flags diloco.config.lab_section diloco.config.own_code
+  diloco.config.run_config diloco.config.sections diloco.config.unlike
 SIMULATED: CONFIG diloco.config.simulation
 PLANNED: diloco.config.hardware diloco.config.sections diloco.fleets.systems
   diloco.numerics.codec diloco.protocol diloco.sizing.memory
