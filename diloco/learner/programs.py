@@ -182,7 +182,7 @@ class StepPrograms(ExchangePrograms):
       self.state_like,
       {
         key: like(shape, self._rows, jnp.int32)
-        for key in ('tokens', 'segments')[: 1 + data.segments]
+        for key in data.batch_keys
       },
       np.float32(0),
       np.zeros(2, np.uint32),

@@ -20,7 +20,6 @@ from diloco.checkpoint.parameters import read_parameters
 from diloco.config import config_files, run_config
 from diloco.config.sections import ModelConfig
 from diloco.data import corpus, text_windows
-from diloco.data.corpus import file_corpus
 from diloco.data.paths import Watch, unwatched
 from diloco.data.sources import IN_MEMORY
 from diloco.data.tokenizers import make_tokenizer
@@ -324,13 +323,4 @@ def load_text(
       f'model.vocab={config.model.vocab}: data.tokenizer={data.tokenizer!r} '
       f'has {tokenizer.vocab} tokens, the model must know them all'
     )
-  return file_corpus(
-    data.items,
-    data.heldout,
-    data.heldout_percent,
-    tokenizer,
-    data.index_path,
-    say=say,
-    watch=watch,
-    apart=data.apart,
-  )
+  return corpus.section_corpus(data, tokenizer, say, watch)
