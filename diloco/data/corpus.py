@@ -361,6 +361,12 @@ def section_corpus(
   )
 
 
+def size_of(tokens: TokenStream | Mixture) -> tuple[int, int]:
+  """Returns the numbers of documents and tokens."""
+  streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
+  return sum(each.documents for each in streams), sum(map(len, streams))
+
+
 # Tried in this order, where no `text_key` is given.
 TEXT_KEYS = ('text', 'chat:messages', 'prompt+completion')
 

@@ -71,7 +71,7 @@ def document_of_line(line: bytes, text_key: str) -> bytes | Dialogue:
     ValueError: it is not UTF-8, no JSON, or not such a record.
   """
   try:
-    record = json.loads(line.decode())
+    record = json.loads(line.decode().rstrip())
   except UnicodeDecodeError as error:
     raise ValueError(f'is not UTF-8 ({error.reason})') from None
   except json.JSONDecodeError as error:

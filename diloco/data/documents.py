@@ -387,6 +387,11 @@ class TokenStream:
   def __len__(self) -> int:
     return int(self._bounds[-1])
 
+  @property
+  def documents(self) -> int:
+    """Number of documents."""
+    return sum(span.stop - span.first for span in self._spans)
+
   def __getitem__(self, where: slice) -> np.ndarray:
     """Returns int32 [stop - start]; the step must be 1."""
     start, stop, step = where.indices(len(self))
