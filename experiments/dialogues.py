@@ -36,7 +36,9 @@ def dialogue(kind: str, rng: random.Random) -> tuple[str, str]:
     a, b = rng.randrange(TERMS), rng.randrange(TERMS)
     return f'add {a} {b}', str(a + b)
   digits = ''.join(rng.choices('0123456789', k=rng.randint(*DIGITS)))
-  return f'{kind} {digits}', ''.join(sorted(digits) if kind == 'sort' else digits)
+  return f'{kind} {digits}', ''.join(
+    sorted(digits) if kind == 'sort' else digits
+  )
 
 
 def is_heldout(question: str) -> bool:

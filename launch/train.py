@@ -9,11 +9,13 @@
 It is `launch.local` with experiments/train.py: two learners, no fault. At the
 end it draws from the model and says what can be done next. Without a text it
 reads the source of Python's standard library; of a folder it reads *.txt. JSON
-lines, Parquet, ArrayRecord and folders of `datasets` are known by their names,
-and read by documents; --text_key names the field, --tokenizer=train:N makes a
-BPE of N tokens of them, once, in runs/NAME.bpe-N.json. The workdir is runs/NAME unless it is given. Next to it, runs/NAME.py has the keys
-that differ from their defaults; once it is there, the same command takes it,
-as it was edited. The same command goes on with a run that was stopped; with
+lines, Parquet, ArrayRecord and folders of `datasets` are known by their names
+and read document by document: --text_key names the field of the text, and
+--tokenizer=train:N makes a BPE of N tokens once, in runs/NAME.bpe-N.json.
+
+The workdir is runs/NAME unless it is given. Next to it, runs/NAME.py has the
+keys that differ from their defaults; once it is there, the same command takes
+it, as it was edited. The same command goes on with a run that was stopped; with
 --resume it never begins one, with more --steps a run that is over goes on.
 --sweep makes and compares several runs, as `launch.local` does.
 

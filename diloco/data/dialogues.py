@@ -45,7 +45,7 @@ def document_of(record: object, text_key: str) -> bytes | Dialogue:
   """
   names = sources.fields_of(text_key)
   if not isinstance(record, Mapping):
-    shape = {name: '…' for name in names}
+    shape = dict.fromkeys(names, '…')
     raise ValueError(
       f'is a {_type(record)}, must be an object such as '
       f'{json.dumps(shape, ensure_ascii=False)}'

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gzip
 import hashlib
+import itertools
 import pathlib
 import shutil
 
@@ -121,7 +122,7 @@ def _read(
     file.seek(bounds[0])
     data = file.read(bounds[-1] - bounds[0])
   documents = []
-  for begin, end in zip(bounds, bounds[1:]):
+  for begin, end in itertools.pairwise(bounds):
     line = data[begin - bounds[0] : end - bounds[0]]
     try:
       documents.append(dialogues.document_of_line(line, text_key))

@@ -307,9 +307,7 @@ def _settings(path: pathlib.Path) -> dict:
     raise ValueError(f'{path}: is no JSON ({error})') from None
 
 
-def _batch_encoder(
-  tokenizer,
-) -> Callable[[Sequence[bytes]], list[list[int]]]:
+def _batch_encoder(tokenizer) -> Callable[[Sequence[bytes]], list[list[int]]]:
   def encode(texts: Sequence[bytes]) -> list[list[int]]:
     encoded = tokenizer.encode_batch(
       unicode_of(texts), add_special_tokens=False

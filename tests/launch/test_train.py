@@ -327,7 +327,7 @@ def documents_of(*words):
 
 SHORT = (
   '--config.data.index_path=index', '--config.data.seq_len=32',
-  '--config.data.batch=2',
+  '--config.data.batch=4',
 )  # fmt: skip
 
 
@@ -336,15 +336,15 @@ def test_json_lines_are_read_by_documents(dialogues):
   assert config.data.source == 'jsonl'
   assert config.data.text_key == 'prompt+completion'
   assert config.data.batch_keys == ('tokens', 'segments', 'counted')
-  # A step of 2 learners takes 2 * 2 * 32.
+  # A step of 2 learners takes 2 * 4 * 32.
   tokens = sum(len(f'what is {i} and one more?\nit is {i + 1}') + 1
                for i in range(297))  # fmt: skip
-  assert config.protocol.total_steps == 10 * tokens // 128
+  assert config.protocol.total_steps == 10 * tokens // 256
   assert line.startswith(
     f'297 documents: {config.protocol.total_steps} steps read the '
     f'{tokens:,} tokens 10.0 times'
   )
-  with pytest.raises(ConfigError, match="has no 'text', .*: prompt, compl"):
+  with pytest.raises(ConfigError, match=r"has no 'text', .*: prompt, compl"):
     documents_of('--text_key=text')
 
 
