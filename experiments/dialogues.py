@@ -11,7 +11,9 @@ Commands:
   python -m launch.local --config=experiments/dialogues.py \\
     --workdir=runs/dialogues --config.data.path=runs/dialogues.jsonl
   python -m diloco.evaluate runs/dialogues --task=runs/asked.jsonl
-Hardware: 2 CPU cores. Wall time and score: TBD, filled in from a run.
+Hardware: 2 CPU cores. Wall time: 348 s of training beside much other work, one
+learner killed at 40 %; of 150 held-out questions of each kind all were right,
+one seed. 2,000 steps, 228 s: copy 93 %, sort 98 %, add 88 %.
 Variants: dialogues.py:learners=4.
 """
 
@@ -71,7 +73,7 @@ def write(
       written += 1
 
 
-@common.experiment('dialogues', learners=2, steps=2000)
+@common.experiment('dialogues', learners=2, steps=2600)
 def get_config(config, args):
   config.model.update(
     layers=2, d_model=64, heads=4, kv_heads=4, head_dim=16, d_ff=192

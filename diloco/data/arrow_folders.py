@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that the package `datasets` wrote by `save_to_disk`: Arrow streams.
+"""Folders that the package `datasets` saved to a disk: Arrow streams.
 
 The files are memory-mapped, so that any row can be read by itself; `datasets`
 is not needed.
