@@ -35,7 +35,13 @@ RUNTIME = [
   'scipy>=1.13',
   'tensorboardX>=2.6',
 ]
-DATA = ['pyarrow>=26', 'sentencepiece>=0.2.3', 'tokenizers>=0.23']
+DATA = [
+  'jinja2>=3.1',
+  'pyarrow>=26',
+  'sentencepiece>=0.2.3',
+  'tokenizers>=0.23',
+  'zstandard>=0.25',
+]
 GCS = ['etils[epath-gcs]']  # Paths such as gs://bucket/folder.
 PLOT = ['matplotlib>=3.9']
 WANDB = ['wandb>=0.31']

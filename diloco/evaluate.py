@@ -5,8 +5,9 @@
     [--task=experiments/tasks/continuation.jsonl] [--config.run.eval_batches=64]
 
 The configuration is that in RUN, unless there is a --config. With --task
-the final model also answers the multiple-choice questions of a task file. All
-of it is printed, and written to RUN/evaluation.json.
+the final model also answers the multiple-choice questions of a task file, or
+gives the last answers of its dialogues. All of it is printed, and written to
+RUN/evaluation.json.
 """
 
 import pathlib

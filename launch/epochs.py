@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Epochs: how often a run reads its text, the steps that suit, over-fitting."""
 
-from diloco.config.data_section import text_bytes
+import functools
+import sys
+
+from diloco.config.data_section import DataConfig, text_bytes
 from diloco.config.run_config import RunConfig
 from diloco.config.unlike import tokens_per_step
+from diloco.data import corpus, text_windows
+from diloco.data.tokenizers import make_tokenizer
 from diloco.metrics import jsonl, names
 from diloco.metrics.workdir import EVALUATOR, Workdir
 
@@ -21,9 +26,13 @@ def steps_for(config: RunConfig) -> int:
   They are those of the configuration, or fewer; one cycle of H at least.
   """
   protocol, sizes = config.protocol, text_bytes(config.data)
-  if sizes is None:
+  if sizes is not None:
+    trained = sizes[0]
+  elif config.data.items:
+    _, trained = corpus.size_of(_documents(config.data).train)
+  else:
     return protocol.total_steps
-  fitting = EPOCHS_MAX * sizes[0] // tokens_per_step(config)
+  fitting = EPOCHS_MAX * trained // tokens_per_step(config)
   least = min(protocol.sync_every_steps, protocol.total_steps)
   return min(max(fitting, least), protocol.total_steps)
 
@@ -33,9 +42,41 @@ def line(config: RunConfig) -> str | None:
   sizes = text_bytes(config.data)
   if sizes is None:
     return None
-  trained, steps = sizes[0], config.protocol.total_steps
-  epochs = steps * tokens_per_step(config) / trained
-  text = f'{steps} steps read the {trained:,} bytes of text {epochs:.1f} times'
+  return _times(config, sizes[0], 'bytes of text')
+
+
+def documents_line(config: RunConfig) -> str | None:
+  """Returns that of files of documents, which are indexed now; None: of none.
+
+  Raises:
+    FileNotFoundError, ValueError: of data or tokenizer, or they are too short;
+      says what is needed.
+  """
+  data, evaluated = config.data, config.run
+  if not data.items:
+    return None
+  text = _documents(data)
+  text_windows.check_windows(text.train, data.seq_len, data.batch, data.shards)
+  text_windows.heldout_shape(
+    text.heldout, data.seq_len, evaluated.eval_batch, evaluated.eval_batches
+  )
+  documents, tokens = corpus.size_of(text.train)
+  return f'{documents:,} documents: {_times(config, tokens, "tokens")}'
+
+
+@functools.cache
+def _documents(data: DataConfig) -> corpus.Corpus:
+  tokenizer = make_tokenizer(data.tokenizer, data.end_token)
+  return corpus.section_corpus(
+    data, tokenizer, lambda line: print(line, file=sys.stderr)
+  )
+
+
+def _times(config: RunConfig, trained: int, unit: str) -> str:
+  """Returns how often the steps of a run read what it is trained on."""
+  steps = config.protocol.total_steps
+  epochs = steps * tokens_per_step(config) / max(trained, 1)
+  text = f'{steps} steps read the {trained:,} {unit} {epochs:.1f} times'
   if epochs > EPOCHS_MAX:
     text += (
       f'; more than {EPOCHS_MAX} make a small model worse on new text: give '

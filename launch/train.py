@@ -3,14 +3,19 @@
 
   python -m diloco train [FILE_OR_FOLDER] [--steps=800] [--learners=2] \\
     [--lr=0.004] [--batch=8] [--seed=0] [--workdir=DIR] [--config.a.b=c] \\
+    [--text_key=text] [--tokenizer=bytes|train:8000|hf:FOLDER] \\
     [--resume] [--sweep=KEY=V1,V2 [--seeds=3]]
 
 It is `launch.local` with experiments/train.py: two learners, no fault. At the
 end it draws from the model and says what can be done next. Without a text it
-reads the source of Python's standard library; of a folder it reads *.txt. The
-workdir is runs/NAME unless it is given. Next to it, runs/NAME.py has the keys
-that differ from their defaults; once it is there, the same command takes it,
-as it was edited. The same command goes on with a run that was stopped; with
+reads the source of Python's standard library; of a folder it reads *.txt. JSON
+lines, Parquet, ArrayRecord and folders of `datasets` are known by their names
+and read document by document: --text_key names the field of the text, and
+--tokenizer=train:N makes a BPE of N tokens once, in runs/NAME.bpe-N.json.
+
+The workdir is runs/NAME unless it is given. Next to it, runs/NAME.py has the
+keys that differ from their defaults; once it is there, the same command takes
+it, as it was edited. The same command goes on with a run that was stopped; with
 --resume it never begins one, with more --steps a run that is over goes on.
 --sweep makes and compares several runs, as `launch.local` does.
 
@@ -30,6 +35,7 @@ from absl import flags as absl_flags
 
 from diloco.config import config_files, flags, run_config
 from diloco.config.sections import ConfigError
+from diloco.data import corpus, sources, tokenizers
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir
 from diloco.sweeps import making
@@ -41,6 +47,10 @@ TEXT = 'text'
 RESUME = 'resume'
 EXTEND = 'extend'
 WARMUP = 'inner.warmup_steps'
+PATH, TEXT_KEY = 'config.data.path', 'config.data.text_key'
+TOKENIZER, INDEX = 'config.data.tokenizer', 'config.data.index_path'
+TRAIN = 'train:'  # A tokenizer that is made of the text.
+TRAINED_MIN = 300  # Tokens: 256 bytes, the end, and some that are worth it.
 DEFAULT_STEPS = 800  # Of experiments/train.py, with a warm-up of its own.
 SAMPLE_TOKENS = 300
 
@@ -58,7 +68,9 @@ def arguments(argv: Sequence[str]) -> list[str]:
   more = []  # Behind --config, wherever that stands.
   text = flags.value_of(TEXT, argv)
   if text is not None:
-    more += ['--config.data.source=text', f'--config.data.path={text}']
+    with flags.refusing():
+      source = sources.recognised(text)
+    more += [f'--config.data.source={source}', f'--config.data.path={text}']
   if steps is not None:
     more.append(f'--config.{run_config.TOTAL_STEPS}={steps}')
   workdir = flags.value_of(flags.WORKDIR, argv)
@@ -69,12 +81,67 @@ def arguments(argv: Sequence[str]) -> list[str]:
       name += '-sweep'
     workdir = str(pathlib.Path('runs') / name)
     more.append(f'--workdir={workdir}')
-  if flags.has_config(argv):
-    return [*argv, *more]
-  written = own_config(workdir)
-  config = written if written.exists() else CONFIG
-  words = [argv[0], f'--config={config}', *argv[1:], *more]
-  return words if written.exists() else [*words, *_schedule(words)]
+  written, words = own_config(workdir), [*argv, *more]
+  goes_on = not flags.has_config(argv) and written.exists()
+  if not flags.has_config(argv):
+    config = written if goes_on else CONFIG
+    words = [argv[0], f'--config={config}', *argv[1:], *more]
+  with flags.refusing(ValueError, OSError):
+    if text is not None and source != TEXT and not goes_on:
+      words += _text_key(words, source, text)
+    words = _with_tokenizer(words, workdir)
+    if not (flags.has_config(argv) or goes_on):
+      words += _schedule(words)
+  return words
+
+
+def _text_key(words: Sequence[str], source: str, text: str) -> list[str]:
+  """Returns the key of what documents have, unless it is given."""
+  if flags.value_of(TEXT_KEY, words) is not None:
+    return []
+  index = flags.value_of(INDEX, words) or ''
+  found = corpus.text_key_of(source, text, index)
+  return [] if found == TEXT else [f'--{TEXT_KEY}={found}']
+
+
+def _with_tokenizer(words: list[str], workdir: str) -> list[str]:
+  """Returns a command line with the file of a tokenizer, and its vocabulary."""
+  name = flags.value_of(TOKENIZER, words)
+  if name is None:
+    return words
+  if name.startswith(TRAIN):
+    others = [word for word in words if not word.endswith(f'={name}')]
+    name = f'tokenizers:{_trained(name, others, workdir)}'
+    words = [*others, f'--{TOKENIZER}={name}']
+  vocab = tokenizers.make_tokenizer(name).vocab
+  return [*words, f'--config.model.vocab={vocab}']
+
+
+def _trained(name: str, words: Sequence[str], workdir: str) -> pathlib.Path:
+  """Returns the file of a tokenizer, which is trained unless it is there.
+
+  Args:
+    words: the command line without it.
+  """
+  size = name.removeprefix(TRAIN)
+  if not (size.isdecimal() and int(size) >= TRAINED_MIN):
+    raise ValueError(
+      f'--tokenizer={name}: must be {TRAIN}N, N tokens, at least {TRAINED_MIN}'
+    )
+  folder = pathlib.Path(workdir)
+  path = folder.with_name(f'{folder.name}.bpe-{size}.json')
+  if not path.exists():
+    data = run_config.build(flags.given_config(words)).data
+    if not data.items:
+      raise ValueError(
+        f'--tokenizer={name}: data.source={data.source!r} is of bytes; give '
+        'JSON lines, Parquet or ArrayRecord'
+      )
+    print(f'trains a tokenizer of {size} tokens: {path}', flush=True)
+    trained = tokenizers.train_bpe(corpus.training_texts(data), int(size))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.replace(path, trained)
+  return path
 
 
 def _with_text(argv: Sequence[str]) -> list[str]:
@@ -97,6 +164,9 @@ def _schedule(words: Sequence[str]) -> list[str]:
   """Returns the keys of a schedule that suits the text, where none is given.
 
   What is wrong with the words is left to those who parse them.
+
+  Raises:
+    ValueError: a document is malformed.
   """
   keys = {
     match[1] for w in words if (match := re.match(r'--?config\.([\w.]+)', w))
@@ -188,6 +258,9 @@ def main(argv) -> int:
     return real_sweep.main(argv)
   local.checked(argv)
   workdir = Workdir(pathlib.Path(values.workdir))
+  with flags.refusing(ValueError, OSError):
+    if line := epochs.documents_line(run_config.build(values.config)):
+      print(line, flush=True)
   if values.resume and not workdir.config.exists():
     raise ConfigError([f'--{RESUME}: {values.workdir} holds no run'])
 

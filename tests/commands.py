@@ -15,7 +15,10 @@ EXIT_CONFIG = 78
 
 
 def python(
-  *words: object, cwd: pathlib.Path = ROOT, **environment: str
+  *words: object,
+  cwd: pathlib.Path = ROOT,
+  timeout: float = DEADLINE_S,
+  **environment: str,
 ) -> subprocess.CompletedProcess[str]:
   """Runs Python with these words, such as '-m', 'diloco.lab'."""
   return subprocess.run(
@@ -24,7 +27,7 @@ def python(
     env=os.environ | environment,
     capture_output=True,
     text=True,
-    timeout=DEADLINE_S,
+    timeout=timeout,
   )
 
 

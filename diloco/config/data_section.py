@@ -17,7 +17,9 @@ from diloco.data.sources import (
   HELDOUT_PERCENT,
   IN_MEMORY,
   MixtureSource,
+  fields_of,
   heldout_bytes,
+  is_masked,
   text_files,
 )
 from diloco.data.tokenizers import TOKENIZERS
@@ -38,10 +40,11 @@ class DataConfig(Section, section='data'):
   # Of 'text' a file or folder. Of files: one, a folder or a pattern such as
   # /data/train-*.parquet, local or gs://. Of one of your own: what it reads.
   path: str = ''
-  # Column or feature with a document's text; '' of 'array_record': a record is
-  # the text.
+  # Field, column or feature with a document's text; '' of 'array_record': a
+  # record is the text. 'chat:messages': a list of messages;
+  # 'prompt+completion': two texts. Of these what is said counts in the loss.
   text_key: str = 'text'
-  # Of files: 'bytes', 'sentencepiece:FILE', 'tokenizers:FILE'.
+  # Of files: 'bytes', 'sentencepiece:FILE', 'tokenizers:FILE', 'hf:FOLDER'.
   tokenizer: str = 'bytes'
   end_token: str = ''  # Behind each document; '': the tokenizer's own.
   # Of 'mix': 'WEIGHT FORMAT PATH' each, such as '0.7 parquet /data/web'; FORMAT
@@ -70,9 +73,12 @@ class DataConfig(Section, section='data'):
     return ()
 
   @property
-  def segments(self) -> bool:
-    """Whether batches say to which document each token belongs."""
-    return self.apart and bool(self.items)
+  def batch_keys(self) -> tuple[str, ...]:
+    """What a batch has: tokens, the document of each, and whether it counts."""
+    items = self.items
+    masked = any(is_masked(item.text_key) for item in items)
+    more = masked or (self.apart and bool(items))
+    return ('tokens', *['segments'] * more, *['counted'] * masked)
 
   @property
   def heldout(self) -> MixtureSource | None:
@@ -142,15 +148,25 @@ class DataConfig(Section, section='data'):
       yield from self._key_of(self.items[0])
 
   def _key_of(self, item: MixtureSource) -> Iterator[str]:
-    if FORMATS[item.format].needs_text_key and not item.text_key:
+    form, key = FORMATS[item.format], item.text_key
+    if form.needs_text_key and not key:
       yield f"text_key='': format {item.format!r} needs the name"
+    elif key and (not all(fields_of(key)) or len(fields_of(key)) > 2):
+      yield (
+        f"text_key={key!r}: must be a name, 'chat:NAME' or 'PROMPT+COMPLETION'"
+      )
+    if is_masked(key) and not form.needs_text_key:
+      yield (
+        f'text_key={key!r}: format {item.format!r} has texts only, dialogues '
+        f'are in {", ".join(n for n, f in FORMATS.items() if f.needs_text_key)}'
+      )
 
   def _tokenizer(self) -> Iterator[str]:
     kind, _, file = self.tokenizer.partition(':')
     if self.tokenizer != BYTES and not (kind in TOKENIZERS and file):
       yield (
         f'tokenizer={self.tokenizer!r}: must be {BYTES!r} or '
-        f"'KIND:FILE', KIND one of {', '.join(TOKENIZERS)}"
+        f"'KIND:PATH', KIND one of {', '.join(TOKENIZERS)}"
       )
     elif self.tokenizer != BYTES and own_code.parts(self.source):
       yield (
@@ -196,10 +212,12 @@ def missing_packages(data: DataConfig) -> Iterator[str]:
       FORMATS[item.format].package
       for item in (*data.items, *filter(None, [data.heldout]))
     ],
-    f'data.tokenizer={data.tokenizer!r}': [kind] * (kind in TOKENIZERS),
+    f'data.tokenizer={data.tokenizer!r}': [
+      TOKENIZERS[kind].package if kind in TOKENIZERS else ''
+    ],
   }
   for where, packages in needed.items():
-    for package in dict.fromkeys(packages):
+    for package in filter(None, dict.fromkeys(packages)):
       if importlib.util.find_spec(package) is None:
         how = f'pip install {package}'
         yield f'{where}: the package {package} is missing: {how}'

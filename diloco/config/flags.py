@@ -70,6 +70,8 @@ SHORT = {
   'lr': 'inner.lr',
   'batch': 'data.batch',
   'seed': 'seed',
+  'text_key': 'data.text_key',
+  'tokenizer': 'data.tokenizer',
 }
 
 

@@ -19,9 +19,9 @@ from google.protobuf.message import DecodeError
 from diloco.data import paths, records_folder
 from diloco.data.documents import DocumentFile, allow_open
 from diloco.data.records_folder import SUFFIX
+from diloco.data.sources import FORMATS
 
 FEW = 4  # Records; more are read by threads, whose start takes about that long.
-PATTERNS = ('*.array_record*', '*.arrayrecord*')
 DELIMITED = 2  # A wire type of protobuf.
 
 
@@ -64,7 +64,9 @@ def _fields(message: bytes, *path: int) -> Iterator[bytes]:
       yield from _fields(field.data, *path[1:])
 
 
-def open_files(path: str, text_key: str) -> list[DocumentFile]:
+def open_files(
+  path: str, text_key: str, index_folder: str = ''
+) -> list[DocumentFile]:
   """Returns the files of a path.
 
   Args:
@@ -76,7 +78,8 @@ def open_files(path: str, text_key: str) -> list[DocumentFile]:
     FileNotFoundError: there is none.
     ValueError: a file is not an ArrayRecord file.
   """
-  names = paths.find(path, PATTERNS)
+  del index_folder  # It has an index of its own.
+  names = paths.find(path, FORMATS['array_record'].patterns)
   allow_open(len(names))
   contents = functools.cache(records_folder.read_contents)
   files = []

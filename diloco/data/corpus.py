@@ -14,11 +14,12 @@ import os
 import pathlib
 import string
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from diloco.data.documents import (
+  DOCUMENTS_AT_ONCE,
   DocumentFile,
   DocumentRange,
   Mixture,
@@ -32,6 +33,7 @@ from diloco.data.sources import (
   HELDOUT_PERCENT,
   MixtureSource,
   heldout_bytes,
+  is_masked,
   text_files,
 )
 from diloco.data.tokenizers import BYTES, Tokenizer, fingerprint
@@ -377,11 +379,17 @@ def file_corpus(
 
   loaded = [load(source) for source in sources]
   percent = 0.0 if heldout else heldout_percent
-  stream = functools.partial(_stream, tokenizer=tokenizer, apart=apart)
+  stream = functools.partial(
+    _stream,
+    tokenizer=tokenizer,
+    apart=apart,
+    masked=any(is_masked(source.text_key) for source in sources),
+  )
   train = [stream(each, percent, False) for each in loaded]
   if heldout:
     held_files = [load(heldout)]
-    held = [stream(held_files[0], 100.0, True)]
+    masked = is_masked(heldout.text_key)
+    held = [stream(held_files[0], 100.0, True, masked=masked)]
     held_weights = (1.0,)
   else:
     held = [stream(each, percent, True) for each in loaded]
@@ -403,6 +411,75 @@ def file_corpus(
   )
 
 
+def section_corpus(
+  data,
+  tokenizer: Tokenizer,
+  say: Callable[[str], None],
+  watch: Watch = unwatched,
+) -> Corpus:
+  """Returns `file_corpus` of the section `data` of a configuration."""
+  return file_corpus(
+    data.items,
+    data.heldout,
+    data.heldout_percent,
+    tokenizer,
+    data.index_path,
+    say=say,
+    watch=watch,
+    apart=data.apart,
+  )
+
+
+def size_of(tokens: TokenStream | Mixture) -> tuple[int, int]:
+  """Returns the numbers of documents and tokens."""
+  streams = tokens.streams if isinstance(tokens, Mixture) else (tokens,)
+  return sum(each.documents for each in streams), sum(map(len, streams))
+
+
+# Tried in this order, where no `text_key` is given.
+TEXT_KEYS = ('text', 'chat:messages', 'prompt+completion')
+
+
+def text_key_of(format_: str, path: str, index_folder: str) -> str:
+  """Returns the first of `TEXT_KEYS` that the first record has, or 'text'.
+
+  Raises:
+    FileNotFoundError, ValueError: as `open_files` of the format does, but for
+      a record that has none of them.
+  """
+  for key in TEXT_KEYS:
+    try:
+      files = FORMATS[format_].open_files(path, key, index_folder)
+      files[0].read(0, min(1, files[0].count))
+    except ValueError:
+      continue
+    return key
+  return TEXT_KEYS[0]
+
+
+def training_texts(data) -> Iterator[str]:
+  """Yields the texts that the section `data` trains on, in order.
+
+  Of dialogues these are their messages, or prompts and completions.
+
+  Raises:
+    FileNotFoundError, ValueError: as `file_corpus` does.
+  """
+  percent = 0.0 if data.heldout else data.heldout_percent
+  for source in data.items:
+    for file in FORMATS[source.format].open_files(
+      source.path, source.text_key, data.index_path
+    ):
+      stop = file.count - heldout_documents(file.count, percent)
+      for first in range(0, stop, DOCUMENTS_AT_ONCE):
+        for each in file.read(first, min(first + DOCUMENTS_AT_ONCE, stop)):
+          if not file.masked:
+            yield each.decode(errors='replace')
+            continue
+          yield from (message['content'] for message in each.messages)
+          yield from (text for text, _ in each.parts)
+
+
 def heldout_documents(count: int, percent: float) -> int:
   """Returns how many documents at the end of a file are held out."""
   if percent == 0 or (count < 2 and percent < 100):
@@ -420,7 +497,9 @@ def _load(
   say: Callable[[str], None],
   watch: Watch,
 ) -> Loaded:
-  files = FORMATS[source.format].open_files(source.path, source.text_key)
+  files = FORMATS[source.format].open_files(
+    source.path, source.text_key, index_folder
+  )
   for file in files:
     if file.tokenizer not in ('', tokenizer.fingerprint):
       raise ValueError(
@@ -438,6 +517,7 @@ def _stream(
   heldout: bool,
   tokenizer: Tokenizer,
   apart: bool,
+  masked: bool,
 ) -> TokenStream:
   spans = []
   for file, index in loaded:
@@ -453,6 +533,7 @@ def _stream(
     run_tokens=tokens // groups if groups else 0,
     bytes_per_token=text_bytes / max(tokens, 1),
     apart=apart,
+    masked=masked,
   )
 
 

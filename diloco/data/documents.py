@@ -16,6 +16,7 @@ import numpy as np
 from etils import epath
 
 from diloco.data import paths
+from diloco.data.dialogues import Dialogue, split_signed
 from diloco.data.paths import Watch, unwatched
 from diloco.data.tokenizers import Tokenizer
 
@@ -36,20 +37,23 @@ class DocumentFile:
     groups: number of pieces that are read as a whole; 0: each document by
       itself.
     read: reads documents start … stop - 1, as UTF-8, or tokens if `dtype` is
-      set.
+      set, or `Dialogue`s if `masked` is.
     dtype: dtype of tokens, if documents are tokens with end tokens included.
     tokenizer: fingerprint of the one that made the tokens; '' for text.
     index: folder and name of an index that came with the file, if one did.
+    masked: whether some of the tokens count only. Tokens are then signed, as
+      `dialogues.split_signed` takes them.
   """
 
   name: str
   stamp: str
   count: int
   groups: int
-  read: Callable[[int, int], Sequence[bytes]]
+  read: Callable[[int, int], Sequence[bytes | Dialogue]]
   dtype: str = ''
   tokenizer: str = ''
   index: tuple[str, str] | None = None
+  masked: bool = False
 
   def tokens(
     self, start: int, stop: int, tokenizer: Tokenizer
@@ -58,7 +62,7 @@ class DocumentFile:
     return self.encode(self.read(start, stop), tokenizer)
 
   def encode(
-    self, documents: Sequence[bytes], tokenizer: Tokenizer
+    self, documents: Sequence[bytes | Dialogue], tokenizer: Tokenizer
   ) -> list[np.ndarray]:
     """Returns int32 [tokens] of documents as `read` gives them.
 
@@ -69,6 +73,8 @@ class DocumentFile:
       return [
         np.frombuffer(each, self.dtype).astype(np.int32) for each in documents
       ]
+    if self.masked:
+      return [tokenizer.encode_dialogue(each) for each in documents]
     try:
       return tokenizer.encode(documents)
     except UnicodeDecodeError as error:
@@ -127,9 +133,9 @@ class IndexBuilder:
       'text_bytes': self._text_bytes,
       'digest': self._digest.hexdigest(),
     }
-    with _replacing(folder / (name + OFFSETS)) as file:
+    with replacing(folder / (name + OFFSETS)) as file:
       np.save(file, np.frombuffer(self._offsets, np.uint64))
-    with _replacing(folder / (name + MEANING)) as file:
+    with replacing(folder / (name + MEANING)) as file:
       file.write(json.dumps(meaning, indent=1).encode() + b'\n')
 
 
@@ -169,6 +175,31 @@ def load_or_build(
     ValueError: a document can't be tokenised, an index is broken, or the folder
       can't be written.
   """
+  root = index_root(folder)
+  places = [_place(file, tokenizer, root) for file in files]
+  missing = [f for f, place in zip(files, places) if not _is_there(place)]
+  done, total = 0, sum(file.count for file in missing)
+  # First those that no other process is building, then the others.
+  for wait in (False, True):
+    for i, (file, place) in enumerate(zip(files, places)):
+      if _is_there(place):
+        continue
+      with locked(place[0] / f'{place[1]}.lock', wait) as mine:
+        if mine and not _is_there(place):
+          say(f'index {i + 1} of {len(files)}: {file.name}')
+          for indexed in _build(file, tokenizer, *place):
+            watch(done + indexed, total)
+          done += file.count
+  allow_open(len(files))  # A mapped file keeps a descriptor.
+  return [_read(file, *place) for file, place in zip(files, places)]
+
+
+def index_root(folder: str) -> pathlib.Path:
+  """Returns the folder of indices, which is there then.
+
+  Raises:
+    ValueError: it can't be written.
+  """
   root = pathlib.Path(folder or DEFAULT_FOLDER).expanduser()
   try:
     root.mkdir(parents=True, exist_ok=True)
@@ -178,22 +209,7 @@ def load_or_build(
       f'data.index_path={folder!r}: {root} can not be written '
       f'({error.strerror})'
     ) from None
-  places = [_place(file, tokenizer, root) for file in files]
-  missing = [f for f, place in zip(files, places) if not _is_there(place)]
-  done, total = 0, sum(file.count for file in missing)
-  # First those that no other process is building, then the others.
-  for wait in (False, True):
-    for i, (file, place) in enumerate(zip(files, places)):
-      if _is_there(place):
-        continue
-      with _locked(place[0] / f'{place[1]}.lock', wait) as mine:
-        if mine and not _is_there(place):
-          say(f'index {i + 1} of {len(files)}: {file.name}')
-          for indexed in _build(file, tokenizer, *place):
-            watch(done + indexed, total)
-          done += file.count
-  allow_open(len(files))  # A mapped file keeps a descriptor.
-  return [_read(file, *place) for file, place in zip(files, places)]
+  return root
 
 
 def _place(
@@ -212,7 +228,7 @@ def _place(
   for suffix in (OFFSETS, MEANING):
     remote = epath.Path(f'{folder}/{base}{suffix}')
     if not (root / (name + suffix)).exists() and remote.exists():
-      with _replacing(root / (name + suffix)) as copy:
+      with replacing(root / (name + suffix)) as copy:
         copy.write(remote.read_bytes())
   return root, name
 
@@ -231,7 +247,9 @@ def _build(
     stop = min(start + DOCUMENTS_AT_ONCE, file.count)
     documents = file.read(start, stop)
     tokens = file.encode(documents, tokenizer)
-    texts = map(tokenizer.decode, tokens) if file.dtype else documents
+    texts = documents
+    if file.dtype or file.masked:
+      texts = (tokenizer.decode(split_signed(each)[0]) for each in tokens)
     builder.add(tokens, sum(map(len, texts)))
     yield stop
   builder.write(folder, name)
@@ -259,7 +277,7 @@ def _read(file: DocumentFile, folder: pathlib.Path, name: str) -> TokenIndex:
 
 
 @contextlib.contextmanager
-def _locked(path: pathlib.Path, wait: bool) -> Iterator[bool]:
+def locked(path: pathlib.Path, wait: bool) -> Iterator[bool]:
   """Yields True if this process has the lock, which ends with the process."""
   with path.open('ab') as file:
     try:
@@ -271,7 +289,7 @@ def _locked(path: pathlib.Path, wait: bool) -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def _replacing(path: pathlib.Path):
+def replacing(path: pathlib.Path):
   """Yields a file that replaces `path` once it is complete."""
   temporary = path.with_name(f'{path.name}.{os.getpid()}.partial')
   try:
@@ -345,6 +363,8 @@ class TokenStream:
       read one by one.
     bytes_per_token: bytes of text per token, on average.
     apart: whether a document's tokens are to see no other's.
+    masked: whether tokens are signed, as `dialogues.split_signed` takes them;
+      of a mix of which some are, those of the others are all positive.
   """
 
   def __init__(
@@ -354,6 +374,7 @@ class TokenStream:
     run_tokens: int = 0,
     bytes_per_token: float = 1.0,
     apart: bool = True,
+    masked: bool = False,
   ):
     self._spans = [span for span in spans if span.tokens]
     self._tokenizer = tokenizer
@@ -361,9 +382,15 @@ class TokenStream:
     self.run_tokens = run_tokens
     self.bytes_per_token = bytes_per_token
     self.apart = apart
+    self.masked = masked
 
   def __len__(self) -> int:
     return int(self._bounds[-1])
+
+  @property
+  def documents(self) -> int:
+    """Number of documents."""
+    return sum(span.stop - span.first for span in self._spans)
 
   def __getitem__(self, where: slice) -> np.ndarray:
     """Returns int32 [stop - start]; the step must be 1."""

@@ -5,13 +5,15 @@ URLs are listed by etils.epath, for which gs:// requires the extra `gcs`.
 """
 
 import glob
-import json
 import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 
 from etils import epath
+
+from diloco.data.dialogues import document_of_line
+from diloco.data.sources import is_masked
 
 _WILD = re.compile(r'[*?\[]')
 KINDS = ('file', 'line', 'jsonl')
@@ -109,6 +111,11 @@ def read_documents(
   """
   if kind not in KINDS:
     raise ValueError(f'kind={kind!r}, must be one of {KINDS}')
+  if kind == 'jsonl' and is_masked(text_key):
+    raise ValueError(
+      f'text_key={text_key!r}: must be the name of a text; of dialogues a run '
+      "reads the JSON lines themselves, data.source='jsonl'"
+    )
   for file in files:
     if not file.is_file():
       raise FileNotFoundError(f'{file}: there is no such file')
@@ -126,7 +133,9 @@ def _documents(
       texts = _lines(file)
     for number, text in texts:
       try:
-        document = _field(text, text_key) if kind == 'jsonl' else text
+        document = text
+        if kind == 'jsonl':
+          document = document_of_line(text, text_key)
         document.decode()
       except ValueError as error:
         raise ValueError(f'{file}, line {number}: {error}') from None
@@ -144,10 +153,3 @@ def _lines(file: pathlib.Path) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(opened, start=1):
       if line.strip():
         yield number, line.rstrip(b'\r\n')
-
-
-def _field(line: bytes, text_key: str) -> bytes:
-  value = json.loads(line)
-  if not isinstance(value, dict) or not isinstance(value.get(text_key), str):
-    raise ValueError(f'is no object with a string {text_key!r}')
-  return value[text_key].encode()

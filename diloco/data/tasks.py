@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple-choice questions, read from a file: one on each line.
+"""Questions, read from a file: one on each line.
 
   {"context": "…", "choices": ["…", "…"], "answer": 1}
 
 `answer` counts from 0. A model answers with the choice that it finds likeliest
-as a continuation of the context.
+as a continuation of the context. Dialogues, as they are trained on, are
+questions without choices; their last answer is what is asked for:
+
+  {"messages": [{"role": "user", "content": "…"},
+                {"role": "assistant", "content": "…"}]}
+  {"prompt": "…", "completion": "…"}
 """
 
 import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator
+
+from diloco.data.dialogues import Dialogue, document_of_line
 
 FIELDS = ('context', 'choices', 'answer')
 
@@ -22,6 +29,35 @@ class Question:
   context: str
   choices: tuple[str, ...]
   answer: int
+
+
+# Begins of lines' first fields, and the `data.text_key` that reads them.
+DIALOGUES = {'messages': 'chat:messages', 'prompt': 'prompt+completion'}
+
+
+def read_dialogues(path: pathlib.Path) -> list[Dialogue] | None:
+  """Returns the dialogues of a task file; None if it has none.
+
+  The first line decides.
+
+  Raises:
+    ValueError: another line is no such dialogue; gives its number.
+  """
+  if not path.is_file():
+    return None
+  lines = path.read_bytes().splitlines()
+  try:
+    fields = json.loads(lines[0])
+    text_key = next(DIALOGUES[key] for key in DIALOGUES if key in fields)
+  except (ValueError, IndexError, TypeError, StopIteration):
+    return None
+  dialogues = []
+  for number, line in enumerate(lines, start=1):
+    try:
+      dialogues.append(document_of_line(line, text_key))
+    except ValueError as error:
+      raise ValueError(f'{path}, line {number}: {error}') from None
+  return dialogues
 
 
 def read_questions(path: pathlib.Path) -> list[Question]:

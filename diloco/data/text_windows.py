@@ -7,10 +7,13 @@ without importing Grain.
 
 import numpy as np
 
+from diloco.data.dialogues import split_signed
 from diloco.data.documents import Mixture, TokenStream
 
 Tokens = np.ndarray | TokenStream
 RUNS_MIN = 64  # With fewer, the order would hardly be random.
+# Of a batch, each int32 [B, L+1]: the first of them, as many as a row has.
+KEYS = ('tokens', 'segments', 'counted')
 
 
 class Windows:
@@ -26,21 +29,23 @@ class Windows:
 
   def __getitem__(self, i: int) -> np.ndarray:
     """Returns int32 [seq_len + 1]; or [2, …], with segments below, if tokens
-    of documents are kept apart.
+    of documents are kept apart; or [3, …], with 1 below for what counts.
     """
     start = i * self._seq_len
     stop = start + self._seq_len + 1
     tokens = self._tokens[start:stop].astype(np.int32)
-    if not is_apart(self._tokens):
+    if not isinstance(self._tokens, TokenStream):
       return tokens
-    return np.stack([tokens, self._tokens.segments(start, stop)])
-
-
-def is_apart(tokens: Tokens | Mixture) -> bool:
-  """Returns True if rows have segments: the documents of their tokens."""
-  if isinstance(tokens, Mixture):
-    return all(map(is_apart, tokens.streams))
-  return isinstance(tokens, TokenStream) and tokens.apart
+    apart, masked = self._tokens.apart, self._tokens.masked
+    if not (apart or masked):
+      return tokens
+    segments = np.zeros_like(tokens)
+    if apart:
+      segments = self._tokens.segments(start, stop)
+    if not masked:
+      return np.stack([tokens, segments])
+    tokens, counted = split_signed(tokens)
+    return np.stack([tokens, segments, counted])
 
 
 def windows_in(tokens: Tokens, seq_len: int) -> int:
@@ -149,8 +154,8 @@ def bytes_per_token(tokens: Tokens | Mixture) -> float:
 
 
 def stack(windows: list[np.ndarray]) -> dict[str, np.ndarray]:
-  """Makes a batch of windows: {'tokens': int32 [B, L+1]}, and 'segments'."""
+  """Makes a batch of windows: {'tokens': int32 [B, L+1]}, and other `KEYS`."""
   rows = np.stack(windows)
   if rows.ndim == 2:
     return {'tokens': rows}
-  return {'tokens': rows[:, 0], 'segments': rows[:, 1]}
+  return {key: rows[:, k] for k, key in enumerate(KEYS[: rows.shape[1]])}

@@ -10,9 +10,11 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
+
+from diloco.data import dialogues
 
 # Usual end tokens, if a JSON file does not name one.
 ENDS = ('<|endoftext|>', '<|end_of_text|>', '</s>', '<eos>', '<|eos|>', '[SEP]')
@@ -31,6 +33,9 @@ class Tokenizer:
     raw_decode: maps tokens to the bytes of their text.
     exported: its file, as Hugging Face's tools know it: name and content.
     end_text: what `end` is called in that file.
+    chat: the chat template: makes parts of messages.
+    raw_encode_chat: as `raw_encode`, of what such a template wrote: names of
+      special tokens are these; None: there is no template but the plain one.
   """
 
   name: str
@@ -41,6 +46,10 @@ class Tokenizer:
   raw_decode: Callable[[Sequence[int]], bytes]
   exported: tuple[str, bytes]
   end_text: str
+  chat: Callable[[dialogues.Messages], dialogues.Parts] = dialogues.plain_parts
+  raw_encode_chat: (
+    Callable[[Sequence[bytes]], Sequence[Sequence[int]]] | None
+  ) = None
 
   def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
     """Returns tokens of each document, int32 [tokens], followed by `end`.
@@ -55,6 +64,30 @@ class Tokenizer:
       else np.empty(0, np.int32)
       for text, tokens in zip(texts, encoded)
     ]
+
+  def encode_dialogue(self, dialogue: dialogues.Dialogue) -> np.ndarray:
+    """Returns signed tokens, int32, of which `dialogues` says what they are.
+
+    Parts become tokens each by itself, as a prompt does that a model goes on
+    from. The end, unless a template wrote it, counts if the last part does.
+    """
+    parts, raw_encode = dialogue.parts, self.raw_encode
+    if dialogue.messages:
+      parts = self.chat(dialogue.messages)
+      raw_encode = self.raw_encode_chat or raw_encode
+    has_template = raw_encode is not self.raw_encode
+    parts = [(text, counts) for text, counts in parts if text]
+    if not parts:
+      return np.empty(0, np.int32)
+    encoded = raw_encode([text.encode() for text, _ in parts])
+    pieces = [
+      dialogues.signed(tokens, counts)
+      for tokens, (_, counts) in zip(encoded, parts)
+    ]
+    last, _ = dialogues.split_signed(np.concatenate(pieces[-2:]))
+    if not (has_template and self.end in last):
+      pieces.append(dialogues.signed([self.end], parts[-1][1]))
+    return np.concatenate(pieces)
 
   def decode(self, tokens: Sequence[int]) -> bytes:
     """Returns the text of tokens; `end` has none."""
@@ -142,6 +175,7 @@ BYTES = Tokenizer(
 #
 # sentencepiece:FILE   a model of sentencepiece
 # tokenizers:FILE      the JSON file of Hugging Face's tokenizers
+# hf:FOLDER            that file, next to tokenizer_config.json and a template
 
 
 def make_tokenizer(name: str, end: str = '') -> Tokenizer:
@@ -163,10 +197,10 @@ def make_tokenizer(name: str, end: str = '') -> Tokenizer:
     return BYTES
   if kind not in TOKENIZERS:
     raise ValueError(
-      f"data.tokenizer={name!r}: must be 'bytes', or 'KIND:FILE' with KIND one "
+      f"data.tokenizer={name!r}: must be 'bytes', or 'KIND:PATH' with KIND one "
       f'of {", ".join(TOKENIZERS)}'
     )
-  return TOKENIZERS[kind](name, path, end)
+  return TOKENIZERS[kind].make(name, path, end)
 
 
 def _sentencepiece(name: str, path: str, end: str) -> Tokenizer:
@@ -211,24 +245,103 @@ def _tokenizers(name: str, path: str, end: str) -> Tokenizer:
   ends = [each for each in (end,) if each] or ENDS
   number = next((tokens[each] for each in ends if each in tokens), -1)
 
-  def encode(texts: Sequence[bytes]) -> list[list[int]]:
-    encoded = tokenizer.encode_batch(
-      unicode_of(texts), add_special_tokens=False
-    )
-    return [each.ids for each in encoded]
-
   return Tokenizer(
     name=name,
     vocab=max(tokens.values()) + 1,
     end=_checked_number(number, name, end, f'one of {", ".join(ENDS)}'),
     fingerprint=fingerprint(b'tokenizers', content, b'%d' % number),
-    raw_encode=encode,
+    raw_encode=_batch_encoder(tokenizer),
     raw_decode=lambda ids: tokenizer.decode(
       list(map(int, ids)), skip_special_tokens=False
     ).encode(),
     exported=('tokenizer.json', content),
     end_text=tokenizer.id_to_token(number) if number >= 0 else '',
   )
+
+
+def _hf(name: str, path: str, end: str) -> Tokenizer:
+  """Of a folder as Hugging Face's models have it: its end, and its template."""
+  folder = pathlib.Path(path).expanduser()
+  file = folder / 'tokenizer.json'
+  if not file.is_file():
+    raise FileNotFoundError(
+      f'data.tokenizer={name!r}: there is no file {str(file)!r}; '
+      "'sentencepiece:FILE' takes a tokenizer.model"
+    )
+  config = _settings(folder / 'tokenizer_config.json')
+  special = {
+    key: value if isinstance(value, str) else value['content']
+    for key, value in config.items()
+    if key in ('bos_token', 'eos_token', 'unk_token', 'pad_token') and value
+  }
+  made = _tokenizers(name, str(file), end or special.get('eos_token', ''))
+  template = config.get('chat_template')
+  if isinstance(template, list):  # Several, with names.
+    template = {each['name']: each['template'] for each in template}['default']
+  own = folder / 'chat_template.jinja'
+  if own.is_file():
+    template = own.read_text()
+  if not template:
+    return made
+  from diloco.data import chat_templates  # It takes from here.
+
+  with needed(f'data.tokenizer={name!r}'):
+    import tokenizers
+  marked = tokenizers.Tokenizer.from_file(str(file))
+  marked.no_truncation()
+  marked.no_padding()
+  told = json.dumps(special, sort_keys=True).encode()
+  where = f'the chat template of data.tokenizer={name!r}'
+  return dataclasses.replace(
+    made,
+    fingerprint=fingerprint(made.fingerprint.encode(), template.encode(), told),
+    chat=chat_templates.compiled(template, where, special),
+    raw_encode_chat=_batch_encoder(marked),
+  )
+
+
+def _settings(path: pathlib.Path) -> dict:
+  try:
+    return json.loads(path.read_text()) if path.is_file() else {}
+  except ValueError as error:
+    raise ValueError(f'{path}: is no JSON ({error})') from None
+
+
+def _batch_encoder(tokenizer) -> Callable[[Sequence[bytes]], list[list[int]]]:
+  def encode(texts: Sequence[bytes]) -> list[list[int]]:
+    encoded = tokenizer.encode_batch(
+      unicode_of(texts), add_special_tokens=False
+    )
+    return [each.ids for each in encoded]
+
+  return encode
+
+
+def train_bpe(documents: Iterable[str], vocab: int) -> bytes:
+  """Returns the JSON of a byte-level BPE that is trained on the documents.
+
+  The same documents give the same bytes. Any text has tokens.
+
+  Args:
+    vocab: tokens at most; a small text gives fewer.
+
+  Raises:
+    ValueError: the package tokenizers is not installed.
+  """
+  with needed('a tokenizer that is trained'):
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+  tokenizer = tokenizers.Tokenizer(models.BPE())
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=vocab,
+    special_tokens=[ENDS[0]],
+    initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    show_progress=False,
+  )
+  tokenizer.train_from_iterator(documents, trainer)
+  return tokenizer.to_str(pretty=True).encode()
 
 
 def _content(name: str, path: str) -> bytes:
@@ -256,9 +369,21 @@ def _checked_number(number: int, name: str, end: str, own: str) -> int:
   return number
 
 
-# Kinds of tokenizers that users have in files, and what makes one: it takes the
-# whole name, the file and the end token.
-TOKENIZERS: dict[str, Callable[[str, str, str], Tokenizer]] = {
-  'sentencepiece': _sentencepiece,
-  'tokenizers': _tokenizers,
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """A kind of tokenizers that users have in files.
+
+  Attributes:
+    make: takes the whole name, the path and the end token.
+    package: that reads it.
+  """
+
+  make: Callable[[str, str, str], Tokenizer]
+  package: str
+
+
+TOKENIZERS = {
+  'sentencepiece': Kind(_sentencepiece, 'sentencepiece'),
+  'tokenizers': Kind(_tokenizers, 'tokenizers'),
+  'hf': Kind(_hf, 'tokenizers'),
 }

@@ -15,8 +15,10 @@ import numpy as np
 
 from diloco.checkpoint.parameters import read_parameters
 from diloco.data import corpus, text_windows
-from diloco.data.tasks import Question, read_questions
+from diloco.data.dialogues import split_signed
+from diloco.data.tasks import Question, read_dialogues, read_questions
 from diloco.data.tokenizers import Tokenizer
+from diloco.evaluation.sampling import Sampler
 from diloco.metrics import status
 from diloco.metrics.run_progress import counted
 from diloco.metrics.workdir import Workdir
@@ -77,7 +79,7 @@ def evaluated(
   """Evaluates the first and the last Θ of a run.
 
   Args:
-    task: a file of questions that the last one answers, too.
+    task: a file of questions, or of dialogues, that the last one answers, too.
     say: takes how far it is.
 
   Raises:
@@ -90,15 +92,39 @@ def evaluated(
 
   config, model = run_spec.config, run_spec.model
   window = config.data.seq_len
+  dialogues = None if task is None else read_dialogues(task)
   if task is not None:
     language = checked_language(model, config.model.kind)
-    questions = read_questions(task)
-    rows = choice_rows(
-      questions, run_spec.text.tokenizer, window, config.model.vocab
-    )
+    tokenizer, vocab = run_spec.text.tokenizer, config.model.vocab
+    if dialogues:
+      asked = [asked_of(tokenizer.encode_dialogue(each)) for each in dialogues]
+      check_asked(asked, window, vocab)
+    else:
+      questions = read_questions(task)
+      rows = choice_rows(questions, tokenizer, window, vocab)
   final = final_parameters(run_spec, workdir)
   score = None
-  if task is not None:
+  if dialogues:
+    right = exact_matches(
+      language,
+      on_devices.of_run(run_spec),
+      final,
+      asked,
+      window,
+      tokenizer.vocab,
+      config.run.eval_batch,
+      counting('batches of dialogues'),
+    )
+    score = status.TaskScore(
+      file=task.name,
+      questions=len(asked),
+      chance=0.0,
+      cut=0,
+      by_sum=None,
+      by_byte=None,
+      exact=status.share(sum(right), len(asked)),
+    )
+  elif task is not None:
     sums = log_likelihoods(
       language,
       on_devices.of_run(run_spec),
@@ -141,6 +167,74 @@ def _entropies(text: corpus.Corpus) -> tuple[float | None, float | None]:
     corpus.bigram_entropy(text.train, text.heldout),
     corpus.unigram_entropy(text.train, text.heldout),
   )
+
+
+# Dialogues --------------------------------------------------------------------
+
+
+def asked_of(signed: np.ndarray) -> tuple[list[int], list[int]]:
+  """Returns a dialogue's tokens up to its last answer, and those of that.
+
+  Args:
+    signed: as `Tokenizer.encode_dialogue` gives them.
+  """
+  tokens, counted = split_signed(signed)
+  ends = np.flatnonzero(counted)
+  stop = int(ends[-1]) + 1 if len(ends) else 0
+  start = int(np.flatnonzero(counted[:stop] == 0)[-1]) + 1 if stop else 0
+  return tokens[:start].tolist(), tokens[start:stop].tolist()
+
+
+def check_asked(
+  asked: Sequence[tuple[list[int], list[int]]], window: int, vocab: int
+) -> None:
+  """Raises ValueError for a dialogue that a model can not be asked."""
+  for number, (prompt, answer) in enumerate(asked, 1):
+    if not (prompt and 0 < len(answer) <= window - len(prompt)):
+      raise ValueError(
+        f'dialogue {number}: {len(prompt)} tokens and {len(answer)} of its '
+        f'last answer, must be 1 each at least, and {window} in all at most, '
+        'the length of the sequences that the model was trained on'
+      )
+    if (most := max(prompt + answer)) >= vocab:
+      raise ValueError(
+        f'dialogue {number}: has token {most}, the vocabulary of the model is '
+        f'{vocab}'
+      )
+
+
+def exact_matches(
+  language: api.Language,
+  devices: OnDevices,
+  params: Mapping[str, np.ndarray],
+  asked: Sequence[tuple[list[int], list[int]]],
+  window: int,
+  vocab: int,
+  at_once: int,
+  walk: Callable[[Sequence[int]], Iterable[int]] = iter,
+) -> list[bool]:
+  """Returns which answers are drawn to the last token, each the likeliest.
+
+  Args:
+    asked: prompts and answers, as `asked_of` gives them.
+    window: L, tokens of a prompt and its answer at most.
+    vocab: of the tokenizer; later tokens are never drawn.
+    at_once: B, prompts that are continued at once.
+    walk: yields the numbers that it is given, such as to say how far it is.
+  """
+  sampler = Sampler(language, devices, params, window, 0.0, 0, vocab)
+  right: list[bool] = []
+  for first in walk(range(0, len(asked), at_once)):
+    batch = asked[first : first + at_once]
+    # As in `log_likelihoods`: one compiled shape.
+    filled = [*batch, *batch[:1] * (at_once - len(batch))]
+    length = max(len(answer) for _, answer in batch)
+    drawn = zip(*sampler.sample([prompt for prompt, _ in filled], length, 0))
+    right += [
+      list(tokens[: len(answer)]) == answer
+      for tokens, (_, answer) in zip(drawn, batch)
+    ]
+  return right
 
 
 # Questions --------------------------------------------------------------------

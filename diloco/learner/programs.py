@@ -171,10 +171,7 @@ class StepPrograms(ExchangePrograms):
       (self._shardings, self._state_shardings, self._whole),
       self.params_like,
       self.state_like,
-      {
-        key: like(shape, self._rows, jnp.int32)
-        for key in ('tokens', 'segments')[: 1 + data.segments]
-      },
+      {key: like(shape, self._rows, jnp.int32) for key in data.batch_keys},
       np.float32(0),
       np.zeros(2, np.uint32),
       *more,

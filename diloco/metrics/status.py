@@ -155,15 +155,21 @@ class Accuracy:
 
 @dataclasses.dataclass(frozen=True)
 class TaskScore:
-  """A model's answers to the questions of one task file."""
+  """A model's answers to the questions of one task file.
+
+  Of dialogues there are no choices: only `exact` is not None.
+  """
 
   file: str  # Name of the file.
   questions: int  # Number of questions.
   chance: float  # The share that guessing would answer rightly.
   cut: int  # Questions whose context was too long, and lost its beginning.
   # Score if the answer is the choice of highest log-likelihood.
-  by_sum: Accuracy
-  by_byte: Accuracy  # Score if it is divided by the choice's length in bytes.
+  by_sum: Accuracy | None
+  # Score if it is divided by the choice's length in bytes.
+  by_byte: Accuracy | None
+  # Answers that are drawn, the likeliest token at a time, and right in all.
+  exact: Accuracy | None = None
 
 
 def share(right: int, questions: int) -> Accuracy:
@@ -226,7 +232,12 @@ def task_lines(task: TaskScore) -> list[str]:
   return [
     f'{task.file}, by {how}: {x.share:.1%} of {task.questions} right '
     f'(95 %: {x.low:.1%} to {x.high:.1%}; by chance {task.chance:.0%})'
-    for how, x in (('sum', task.by_sum), ('byte', task.by_byte))
+    for how, x in (
+      ('sum', task.by_sum),
+      ('byte', task.by_byte),
+      ('exact match', task.exact),
+    )
+    if x is not None
   ]
 
 

@@ -55,12 +55,13 @@ class Model(NamedTuple):
     init: key -> params.
     loss: (params, batch, key) -> (loss, metrics). `batch['tokens']` is int32
       [B, L+1]; 'segments', of documents that are kept apart, is int32 [B, L+1]
-      and ascends along a row. The loss is an f32 scalar, the mean next-token
-      cross-entropy in nats over B·L predictions, or those within segments;
-      metrics are f32 scalars by name. If the loss has more terms, the
-      cross-entropy alone is its metric 'cross_entropy': see `reported_loss`.
-      If it is a mean over some of the predictions, their number is its metric
-      'counted'.
+      and ascends along a row; 'counted', of dialogues, is int32 [B, L+1]: 1
+      where the prediction of that token counts, else 0. The loss is an f32
+      scalar, the mean next-token cross-entropy in nats over B·L predictions, or
+      those of them that are within segments and count, 0 if none does; metrics
+      are f32 scalars by name. If the loss has more terms, the cross-entropy
+      alone is its metric 'cross_entropy': see `reported_loss`. If it is a mean
+      over some of the predictions, their number is its metric 'counted'.
     axes: path -> the logical name of each axis, None for one never sharded.
       `sharding.RULES` maps the names to mesh axes.
     roles: path -> 'plain', 'stacked' or 'embedding': how the parameter may be

@@ -67,6 +67,7 @@ def make_decoder(config: DecoderConfig) -> api.Model:
   def loss(params, batch, key):
     del key  # No dropout.
     tokens_BL, segments_BL = batch['tokens'], batch.get('segments')
+    told_BL = batch.get('counted')
     if tokens_BL.ndim != 2 or tokens_BL.shape[1] < 2:
       raise ValueError(f'tokens {tokens_BL.shape}, must be [B, L + 1], L ≥ 1')
     decoder, experts = nnx.merge(structure, params), config.experts
@@ -76,6 +77,9 @@ def make_decoder(config: DecoderConfig) -> api.Model:
       counted_BL = segments_BL[:, :-1] == segments_BL[:, 1:]
       counted_BL &= segments_BL[:, 1:] >= 0
       segments_BL = segments_BL[:, :-1]
+    if told_BL is not None:
+      told_BL = told_BL[:, 1:] > 0
+      counted_BL = told_BL if counted_BL is None else counted_BL & told_BL
     x_BLD, told_N = decoder.run(
       tokens_BL[:, :-1],
       lambda chosen: routing.balance(chosen, experts.bias_rate),

@@ -68,4 +68,6 @@ class Heldout:
       for batch in walk(self._batches)
     ]
     losses, counts = np.asarray(told, np.float64).T
+    if not counts.any():
+      raise ValueError('data: no token of the held-out text counts in the loss')
     return float(np.average(losses, weights=counts))

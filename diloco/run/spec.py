@@ -16,7 +16,6 @@ from absl import logging
 from diloco.checkpoint.parameters import read_parameters
 from diloco.config import own_code, run_config
 from diloco.data import corpus, text_windows
-from diloco.data.corpus import file_corpus
 from diloco.data.paths import Watch, unwatched
 from diloco.data.sources import IN_MEMORY
 from diloco.data.tokenizers import make_tokenizer
@@ -275,13 +274,4 @@ def load_text(
       f'model.vocab={config.model.vocab}: data.tokenizer={data.tokenizer!r} '
       f'has {tokenizer.vocab} tokens, the model must know them all'
     )
-  return file_corpus(
-    data.items,
-    data.heldout,
-    data.heldout_percent,
-    tokenizer,
-    data.index_path,
-    say=say,
-    watch=watch,
-    apart=data.apart,
-  )
+  return corpus.section_corpus(data, tokenizer, say, watch)

@@ -151,6 +151,18 @@ def test_an_int_is_a_float():
       {'data__source': 'parquet', 'data__path': 'x', 'data__text_key': ''},
       "text_key='': format 'parquet' needs the name",
     ),
+    (
+      {
+        'data__source': 'array_record',
+        'data__path': 'x',
+        'data__text_key': 'chat:messages',
+      },
+      "format 'array_record' has texts only, dialogues are in parquet, jsonl",
+    ),
+    (
+      {'data__source': 'jsonl', 'data__path': 'x', 'data__text_key': 'a+'},
+      "text_key='a+': must be a name, 'chat:NAME' or 'PROMPT+COMPLETION'",
+    ),
     ({'data__source': 'mix'}, "mix=(): data.source='mix' needs 'WEIGHT"),
     ({'data__mix': ('1 parquet x',)}, "read only with data.source='mix'"),
     (
@@ -176,8 +188,8 @@ def test_an_int_is_a_float():
     ({'data__heldout_path': 'x'}, "data.source='stdlib' holds out some of"),
     ({'data__heldout_percent': 0.0}, 'above 0, at most 50'),
     ({'data__heldout_percent': 51.0}, 'above 0, at most 50'),
-    ({'data__tokenizer': 'sentencepiece'}, "must be 'bytes' or 'KIND:FILE'"),
-    ({'data__tokenizer': 'gpt2:x'}, "must be 'bytes' or 'KIND:FILE'"),
+    ({'data__tokenizer': 'sentencepiece'}, "must be 'bytes' or 'KIND:PATH'"),
+    ({'data__tokenizer': 'gpt2:x'}, "must be 'bytes' or 'KIND:PATH'"),
     ({'data__tokenizer': 'tokenizers:x'}, "source='stdlib' is of bytes"),
     ({'data__end_token': 'x'}, "the end of 'bytes' is byte 0"),
     ({'data__source': 'grammar', 'data__grammar_bytes': 99}, 'takes 16385'),

@@ -2,6 +2,7 @@
 """Small files of documents, and tokenizers for them, made by the tests."""
 
 import io
+import json
 import pathlib
 import random
 from collections.abc import Sequence
@@ -49,6 +50,31 @@ def parquet(folder: pathlib.Path, documents: Sequence[str], rows=23, files=2):
     part = documents[i::files]
     table = pa.table({'id': list(range(len(part))), 'text': part})
     pq.write_table(table, folder / f'text-{i}.parquet', row_group_size=rows)
+  return folder
+
+
+def json_lines(folder: pathlib.Path, records: Sequence[dict], files=2):
+  """An empty line in between, and none at the end."""
+  folder.mkdir()
+  for i in range(files):
+    lines = [json.dumps(each) for each in records[i::files]]
+    lines.insert(1, '')
+    (folder / f'part-{i}.jsonl').write_text('\n'.join(lines))
+  return folder
+
+
+def arrow(folder: pathlib.Path, records: Sequence[dict], files=2):
+  """As `datasets` writes it: streams of Arrow, in batches of 50 rows."""
+  import pyarrow as pa
+
+  folder.mkdir()
+  for i in range(files):
+    table = pa.Table.from_pylist(list(records[i::files]))
+    name = f'data-{i:05d}-of-{files:05d}.arrow'
+    with pa.ipc.new_stream(folder / name, table.schema) as stream:
+      stream.write_table(table, max_chunksize=50)
+  (folder / 'state.json').write_text('{"_indices_files": null}')
+  (folder / 'dataset_info.json').write_text('{}')
   return folder
 
 

@@ -20,7 +20,9 @@ from tests.data import made_files
 
 TEXTS = made_files.texts()
 SEQ_LEN, BATCH, SHARDS = 32, 4, 2
-FORMATS = ('array_record', 'example', 'tokens', 'parquet', 'mix')
+FORMATS = (
+  *('array_record', 'example', 'tokens', 'parquet', 'jsonl', 'arrow', 'mix'),
+)
 
 
 @pytest.fixture(scope='module')
@@ -33,6 +35,9 @@ def sources(tmp_path_factory):
   write_records(root / 'tokens', 3, documents, pieces)
   records = made_files.array_records(root / 'records', TEXTS)
   parquet = made_files.parquet(root / 'parquet', made_files.texts(seed=1))
+  rows = [{'id': i, 'text': text} for i, text in enumerate(TEXTS)]
+  lines = made_files.json_lines(root / 'jsonl', rows)
+  arrow = made_files.arrow(root / 'arrow', rows[::-1])
   ours = MixtureSource('array_record', str(records), '')
   theirs = MixtureSource('parquet', str(parquet), 'text')
   examples = f'{version}/toy-train.array_record*'
@@ -44,6 +49,8 @@ def sources(tmp_path_factory):
       pieces,
     ),
     'parquet': ([theirs], pieces),
+    'jsonl': ([MixtureSource('jsonl', str(lines), 'text')], BYTES),
+    'arrow': ([MixtureSource('arrow', str(arrow), 'text')], BYTES),
     'mix': (
       [
         MixtureSource('array_record', str(records), '', 3.0),

@@ -70,7 +70,7 @@ def test_who_comes_second_waits_for_the_first(folder, tmp_path):
   root = tmp_path / 'i'
   root.mkdir()
   place = documents._place(files[0], BYTES, root)
-  held = documents._locked(root / f'{place[1]}.lock', wait=True)
+  held = documents.locked(root / f'{place[1]}.lock', wait=True)
   said = []
 
   def say(line):
@@ -82,7 +82,7 @@ def test_who_comes_second_waits_for_the_first(folder, tmp_path):
       held.__exit__(None, None, None)
 
   assert held.__enter__()
-  with documents._locked(root / f'{place[1]}.lock', wait=False) as mine:
+  with documents.locked(root / f'{place[1]}.lock', wait=False) as mine:
     assert not mine
   load_or_build(files, BYTES, str(root), say)
   assert [line.rpartition('/')[2] for line in said] == ['text-1.array_record']

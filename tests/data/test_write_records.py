@@ -115,10 +115,10 @@ def test_what_a_document_is(tmp_path):
   [
     (b'a\n\xff\n', 'line', 'line 2: .*utf-8'),
     (b'a\n\xff\n', 'file', 'line 1: .*utf-8'),
-    (b'{"x": "a"}\n{"y": "a"}\n', 'jsonl', "line 2: is no object with .* 'x'"),
-    (b'{"x": 1}\n', 'jsonl', 'line 1: is no object'),
-    (b'[]\n', 'jsonl', 'line 1: is no object'),
-    (b'odd\n', 'jsonl', 'line 1: Expecting value'),
+    (b'{"x": "a"}\n{"y": "a"}\n', 'jsonl', "line 2: has no 'x'"),
+    (b'{"x": 1}\n', 'jsonl', "line 1: 'x' is a number, must"),
+    (b'[]\n', 'jsonl', 'line 1: is a list, must be an object'),
+    (b'odd\n', 'jsonl', 'line 1: is no JSON .Expecting value'),
   ],
 )
 def test_a_line_that_is_none(tmp_path, content, kind, problem):
@@ -158,7 +158,7 @@ def test_it_says_what_it_wrote(tmp_path):
     (('--out={}/out', '--shards=1', '--end_token=x', '{}/text'), '--end_token'),
     (
       ('--out={}/out', '--shards=1', '--tokenizer=gpt:x', '{}/text'),
-      "must be 'bytes', or 'KIND:FILE'",
+      "must be 'bytes', or 'KIND:PATH'",
     ),
   ],
 )

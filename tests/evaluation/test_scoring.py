@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-likelihoods of choices against those of one text at a time."""
+"""Log-likelihoods of choices against those of one text at a time; answers."""
 
 import dataclasses
 import functools
+import json
 import re
 
 import jax
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from diloco.config.sections import MeshConfig
-from diloco.data.tasks import Question
+from diloco.data import dialogues
+from diloco.data.tasks import Question, read_dialogues
 from diloco.data.tokenizers import BYTES
 from diloco.evaluation import final_evaluation
 from diloco.models import api
@@ -135,3 +137,58 @@ def test_answers_by_sum_and_by_byte_are_counted():
   assert score.chance == (0.5 + 0.5 + 0.25 + 0.5) / 4
   assert (score.questions, score.cut, score.file) == (4, 1, 'x.jsonl')
   assert score.by_sum.low < 0.5 < score.by_sum.high
+
+
+# Dialogues -------------------------------------------------------------------
+
+
+def test_an_answer_is_right_to_its_last_token(tmp_path):
+  """The model counts on: b follows a, c follows b."""
+  model = api.plain_model(
+    lambda key: {'w': jax.numpy.ones(1)},
+    lambda params, batch, key: (jax.numpy.float32(0), {}),
+    logits=lambda params, tokens: params['w'] * jax.nn.one_hot(tokens + 1, 256),
+  )
+  devices = OnDevices(model, {'w': (1,)}, MeshConfig())
+  pairs = [('xa', 'bcd'), ('ya', 'bce'), ('0', '123456'), ('a', 'b')]
+  task = tmp_path / 'asked.jsonl'
+  task.write_text(
+    ''.join(
+      json.dumps({'prompt': prompt, 'completion': completion}) + '\n'
+      for prompt, completion in pairs
+    )
+  )
+  # Without the end, which this model does not say.
+  asked = [
+    (prompt, answer[:-1])
+    for prompt, answer in map(
+      final_evaluation.asked_of,
+      map(BYTES.encode_dialogue, read_dialogues(task)),
+    )
+  ]
+  assert [(bytes(p).decode(), bytes(a).decode()) for p, a in asked] == pairs
+  params = {'w': np.ones(1, np.float32)}
+  right = final_evaluation.exact_matches(
+    api.language_of(model), devices, params, asked, 8, 256, at_once=3
+  )
+  assert right == [True, False, True, True]
+  with pytest.raises(
+    ValueError, match=r'dialogue 1: 2 tokens and 3 .* 4 in all'
+  ):
+    final_evaluation.check_asked(asked, 4, 256)
+  with pytest.raises(ValueError, match=r'dialogue 1: has token 120, .* is 110'):
+    final_evaluation.check_asked(asked, 8, 110)
+  task.write_text(task.read_text() + '{"prompt": 1}\n')
+  with pytest.raises(ValueError, match="line 5: has no 'completion'"):
+    read_dialogues(task)
+  task.write_text('{"context": "a"}\n')
+  assert read_dialogues(task) is None
+
+
+def test_of_a_conversation_the_last_answer_is_asked_for():
+  roles = ('user', 'assistant', 'user', 'assistant', 'user')
+  messages = [{'role': role, 'content': c} for role, c in zip(roles, 'ABCDE')]
+  said = dialogues.document_of({'m': messages}, 'chat:m')
+  prompt, answer = final_evaluation.asked_of(BYTES.encode_dialogue(said))
+  assert bytes(answer) == b'D\n'
+  assert bytes(prompt) == b'user: A\nassistant: B\nuser: C\nassistant: '

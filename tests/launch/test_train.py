@@ -15,6 +15,8 @@ import pytest
 import diloco.__main__ as commands
 from diloco import __version__
 from diloco.config import flags, run_config
+from diloco.config.sections import ConfigError
+from diloco.data import corpus, tokenizers
 from diloco.metrics import names
 from diloco.metrics.workdir import EVALUATOR, Workdir
 from experiments import train as train_config
@@ -302,6 +304,67 @@ def test_train_takes_them_unless_steps_are_given(text):
   assert keys('--steps=800') == ['--config.protocol.total_steps=800']
   text.write_bytes(b'a' * 1_000_000)
   assert keys() == []
+
+
+@pytest.fixture
+def dialogues(tmp_path, monkeypatch):
+  """300 of 36 to 38 bytes, of which the last 3 are held out."""
+  monkeypatch.chdir(tmp_path)
+  lines = (
+    {'prompt': f'what is {i} and one more?\n', 'completion': f'it is {i + 1}'}
+    for i in range(300)
+  )
+  path = tmp_path / 'my.jsonl'
+  path.write_text(''.join(json.dumps(each) + '\n' for each in lines))
+  return path
+
+
+def documents_of(*words):
+  given = train.arguments(['train', 'my.jsonl', *words, *SHORT])
+  config = run_config.build(flags.given_config(given))
+  return config, epochs.documents_line(config)
+
+
+SHORT = (
+  '--config.data.index_path=index', '--config.data.seq_len=32',
+  '--config.data.batch=4',
+)  # fmt: skip
+
+
+def test_json_lines_are_read_by_documents(dialogues):
+  config, line = documents_of()
+  assert config.data.source == 'jsonl'
+  assert config.data.text_key == 'prompt+completion'
+  assert config.data.batch_keys == ('tokens', 'segments', 'counted')
+  # A step of 2 learners takes 2 * 4 * 32.
+  tokens = sum(len(f'what is {i} and one more?\nit is {i + 1}') + 1
+               for i in range(297))  # fmt: skip
+  assert config.protocol.total_steps == 10 * tokens // 256
+  assert line.startswith(
+    f'297 documents: {config.protocol.total_steps} steps read the '
+    f'{tokens:,} tokens 10.0 times'
+  )
+  with pytest.raises(ConfigError, match=r"has no 'text', .*: prompt, compl"):
+    documents_of('--text_key=text')
+
+
+def test_a_tokenizer_is_trained_once_on_what_is_trained_on(dialogues):
+  words = '--tokenizer=train:300', '--workdir=runs/it'
+  config, line = documents_of(*words)
+  assert config.data.tokenizer == 'tokenizers:runs/it.bpe-300.json'
+  assert config.model.vocab == 300
+  made = pathlib.Path('runs/it.bpe-300.json')
+  before = made.stat()
+  assert documents_of(*words) == (config, line)
+  assert made.stat() == before
+  texts = corpus.training_texts(config.data)
+  assert made.read_bytes() == tokenizers.train_bpe(texts, 300)
+  for given, said in (
+    ('train:30', 'must be train:N, N tokens, at least 300'),
+    ('hf:nowhere', "there is no file 'nowhere/tokenizer.json'"),
+  ):
+    with pytest.raises(ConfigError, match=said):
+      documents_of(f'--tokenizer={given}')
 
 
 def test_a_loss_that_rose_is_called_over_fitted(tmp_path):

@@ -6,6 +6,7 @@ from tests.commands import python
 # Import names of what only extras of setup.py install.
 EXTRAS = (
   'google.cloud',
+  'jinja2',
   'kubernetes_validate',
   'matplotlib',
   'nbclient',
@@ -15,6 +16,7 @@ EXTRAS = (
   'sentencepiece',
   'tokenizers',
   'wandb',
+  'zstandard',
 )
 BLOCKED = f"""
 import importlib, os, sys

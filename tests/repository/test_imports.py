@@ -38,6 +38,9 @@ diloco/data/documents.py: diloco.data etils numpy
 diloco/data/records_folder.py: array_record diloco.data etils numpy
 diloco/data/array_records.py: diloco.data google.protobuf grain
 diloco/data/parquet_files.py: diloco.data pyarrow
+diloco/data/arrow_folders.py: diloco.data pyarrow
+diloco/data/json_lines.py: diloco.data etils numpy zstandard
+diloco/data/chat_templates.py: diloco.data jinja2
 diloco/data/tokenizers.py: diloco.data numpy sentencepiece tokenizers
 diloco/metrics: absl diloco.protocol numpy tensorboardX
 diloco/metrics/workdir.py: etils fsspec
@@ -111,11 +114,15 @@ experiments: diloco.config.run_config diloco.config.simulation
   experiments.common experiments.scales ml_collections
 experiments/own_model.py: diloco.models.api experiments.common jax
 experiments/own_loop.py: diloco.learner.own_loop jax numpy optax
-launch: CONFIG absl diloco.config.hardware diloco.metrics
+LAUNCH: CONFIG absl diloco.config.hardware diloco.metrics
   diloco.monitoring.monitor_flags diloco.pages.figures diloco.pages.text_tables
   diloco.protocol diloco.run.bind_policy diloco.sizing.memory diloco.sweeps
   diloco.transport.planes diloco.transport.sockets diloco.watch ml_collections
   rich yaml
+launch: LAUNCH
+# They look at the data, and make a tokenizer of it, before a run.
+launch/train.py: LAUNCH diloco.data launch
+launch/epochs.py: LAUNCH diloco.data
 # It judges runs as the simulator would, and simulates their plans.
 launch/chaos: CONFIG absl diloco.config.data_section diloco.faults
   diloco.metrics diloco.pages.text_tables diloco.prediction
