@@ -65,7 +65,7 @@ STOPPED = 'stopped'
 FINISHED = 'finished'
 
 
-class NoReport(Exception):
+class NoReport(ValueError):
   """A folder of which no page can be made; says why."""
 
 
@@ -806,6 +806,11 @@ def read(folder: pathlib.Path) -> RecordedRun:
   """
   run = FollowedRun(folder, whole=True)
   run.update()
+  return record(run)
+
+
+def record(run: FollowedRun) -> RecordedRun:
+  """Returns what a run that is followed as a whole has told so far."""
   begin_s = run.begin_s
 
   def shifted(value, *fields: str):
