@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # The same names for type checkers and editors.
   from diloco.protocol.learner.machine import Learner as LearnerMachine
   from diloco.protocol.syncer.machine import Syncer as SyncerMachine
   from diloco.simulator.by_hand import ByHand
-  from diloco.simulator.cluster import Cluster
+  from diloco.simulator.cluster import Cluster, Timing
 
 __version__ = '0.2.0.dev0'
 
@@ -67,6 +67,7 @@ PLACES = {
   'ProtocolConfig': 'diloco.protocol.config:ProtocolConfig',
   'Run': 'diloco.library.run:Run',
   'SyncerMachine': 'diloco.protocol.syncer.machine:Syncer',
+  'Timing': 'diloco.simulator.cluster:Timing',
   'lab': 'diloco.library.training:lab',
   'make_codec': 'diloco.numerics.trees:make_codec',
   'merge': 'diloco.numerics.trees:merge',
@@ -83,6 +84,7 @@ __all__ = [
   'ProtocolConfig',
   'Run',
   'SyncerMachine',
+  'Timing',
   'lab',
   'make_codec',
   'merge',

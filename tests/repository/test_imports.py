@@ -101,8 +101,8 @@ diloco/learner/hosts/host_main.py: CONFIG LOW absl diloco.config.hardware
 diloco/syncer: CONFIG LOW absl diloco.run jax numpy optax
 diloco/evaluation: CONFIG LOW absl diloco.run jax numpy
 diloco/replay: CONFIG LOW absl diloco.learner diloco.run diloco.syncer jax numpy
-diloco/lab: CONFIG LOW SIMULATOR absl diloco.callables diloco.learner diloco.pages.text_tables
-  diloco.run diloco.sweeps diloco.syncer jax numpy
+diloco/lab: CONFIG LOW SIMULATOR absl diloco.callables diloco.learner
+  diloco.pages.text_tables diloco.run diloco.sweeps diloco.syncer jax numpy
 # It measures all of the others, and starts processes as users do.
 diloco/bench: CONFIG LOW SIMULATOR absl diloco.learner diloco.pages diloco.run
   diloco.syncer jax ml_collections numpy rich
