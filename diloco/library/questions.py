@@ -49,7 +49,7 @@ def simulate(
     try:
       return prediction.report(pathlib.Path(replay), seeds, say)
     except NotPredictable as error:
-      raise ConfigError(f'replay={os.fspath(replay)!r}: {error}') from None
+      raise ConfigError(f'replay: {error}') from None
   if changes or not isinstance(config, SimulationConfig):
     config = simulation.build(config_files.given(config, changes))
   study = importlib.import_module(f'diloco.studies.{config.study.kind}')

@@ -154,7 +154,7 @@ class ByHand:
     report = messages.Report(
       step=step,
       tokens=self.tokens,
-      position=step,
+      rows=step,
       step_s=step_s,
       stall_s=0.0,
       loss=1.0,
