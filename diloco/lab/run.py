@@ -69,7 +69,7 @@ def make(
   workdir: pathlib.Path,
   compiled: pathlib.Path | None,
   keeps_model: bool = True,
-  say: Callable[[str], object] = print,
+  say: Callable[[str], object] | None = print,
 ) -> None:
   """Makes a run, and what it leaves in its folder.
 
@@ -79,7 +79,7 @@ def make(
       there is none.
     keeps_model: whether the final parameters stay in the folder, as those of
       a run of processes do.
-    say: takes the loss, and a CRC of the parameters.
+    say: takes the loss, and a CRC of the parameters; None: nothing is shown.
 
   Raises:
     ConfigError: it can't be run.
@@ -99,9 +99,11 @@ def make(
   checkpoints = LabCheckpoints(Workdir(workdir).checkpoints('lab'), config)
   place = None
   if checkpoints.from_step:
-    print(f'goes on from step {checkpoints.from_step}', file=sys.stderr)
+    if say:
+      print(f'goes on from step {checkpoints.from_step}', file=sys.stderr)
     place = checkpoints.state['observer']
-  shown = ShownProgress(learners, config.protocol.total_steps)
+  steps = config.protocol.total_steps
+  shown = ShownProgress(learners, steps) if say else LabObserver()
   observer = Recording(workdir, config, place, shown)
   code.fingerprint()  # Of what is about to run, not of later changes.
   try:
@@ -114,6 +116,8 @@ def make(
     write_parameters(Workdir(workdir).parameters, trained.parameters)
   sweep.write_into(workdir, result_of(trained, wall_s))
   checkpoints.finish()
+  if not say:
+    return
   say(f'loss {trained.loss:.4f} nats per token')
   say(f'parameters {crc(trained.parameters):08x}')
 

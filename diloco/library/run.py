@@ -91,7 +91,13 @@ class Run:
   @property
   def goodput(self) -> float | None:
     """Share of the learners' time that went into steps that count."""
-    return self.recorded.goodput
+    run = self._read()
+    return run.status.goodput if run.status else run.counted_goodput()
+
+  @property
+  def tokens(self) -> int:
+    """Tokens that all learners have trained on, as they reported them."""
+    return round(sum(x.tokens for x in self._read().learners.values()))
 
   @property
   def events(self) -> 'list[TimelineRow]':
@@ -134,8 +140,8 @@ class Run:
     """
     run = self._read()
     part = run_page.timeline(run, 'timeline', run.setup.name)
-    title, command = run.setup.name, f'diloco report {self.folder}'
-    return ReportPage(run.setup.name, title, command, (), (part,))
+    name = run.setup.name
+    return ReportPage(name, name, command='', paragraphs=(), parts=(part,))
 
   def page(self) -> ReportPage:
     """Returns the page of `diloco report`: charts, deaths, figures, tables."""

@@ -31,7 +31,7 @@ def lab(
   changes: Mapping[str, object] | None = None,
   compiled: str | os.PathLike | None = None,
   keeps_model: bool = True,
-  say: Callable[[str], object] = print,
+  say: Callable[[str], object] | None = print,
 ) -> Run:
   """Trains all learners of a run in this process, under a simulated clock.
 
@@ -48,7 +48,8 @@ def lab(
     compiled: folder of compiled programs; None: WORKDIR/compiled, or none at
       all if there is no workdir.
     keeps_model: whether the final parameters stay in the folder.
-    say: takes the final loss, and a CRC of the parameters.
+    say: takes the final loss, and a CRC of the parameters; None: nothing is
+      said, nor shown on standard error while it trains.
 
   Returns:
     The run, which is over; its times are simulated seconds.

@@ -581,7 +581,7 @@ class FollowedRun:
       age_steps=ages.mean_steps,
       old_share=ages.old_share,
       elapsed_s=self.until_s - self.begin_s,
-      goodput=self._goodput(),
+      goodput=self.counted_goodput(),
       learners=tuple(
         LearnerStatus(
           learner=m,
@@ -601,7 +601,7 @@ class FollowedRun:
       **heldout,
     )
 
-  def _goodput(self) -> float | None:
+  def counted_goodput(self) -> float | None:
     """Returns the goodput that the lab leaves at its end, or of the event log.
 
     Raises:

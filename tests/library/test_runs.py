@@ -24,13 +24,15 @@ STEPS = {'protocol.total_steps': 12}
 
 @pytest.fixture(scope='module', name='run')
 def fixture_run():
-  return diloco.lab(SMALL, changes=STEPS, say=lambda line: None)
+  return diloco.lab(SMALL, changes=STEPS, say=None)
 
 
 def test_a_run_of_the_lab_is_a_value(run):
   assert 'finished, step 12 of 12' in repr(run)
   assert run.losses[-1][1:] == (12, run.loss)
   assert set(run.learner_losses) == {0, 1}
+  assert run.tokens == 128 * sum(1 for _ in run.recorded.steps)
+  assert 0.5 < run.goodput < 1
   assert run.config.protocol.total_steps == 12
   assert [event.kind for event in run.events].count('round') == len(
     run.recorded.rounds
