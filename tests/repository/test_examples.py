@@ -9,6 +9,7 @@ needs a TPU, a cluster or a minute is marked as text.
 import json
 import pathlib
 import re
+import runpy
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -33,17 +34,24 @@ def blocks(text: str) -> list[tuple[int, str]]:
   ]
 
 
-def failures(pages: Mapping[str, Sequence[tuple[int, str]]]) -> list[str]:
-  """Runs the blocks of pages; returns what went wrong, and where."""
+def failures(
+  pages: Mapping[str, Sequence[tuple[int, str]]], folder: pathlib.Path
+) -> list[str]:
+  """Runs the blocks of pages; returns what went wrong, and where.
+
+  Args:
+    folder: of the files that the blocks are written to, at their lines.
+  """
   wrong = []
   for page, of_page in pages.items():
     for line, block in of_page:
+      path = folder / f'{page.replace("/", "-")}.py'
+      path.write_text('\n' * (line - 1) + block)
       try:
-        code = compile('\n' * (line - 1) + block, page, 'exec')
-        exec(code, {'__name__': 'example'})
+        runpy.run_path(str(path), run_name='example')
       except Exception:  # noqa: BLE001 - it is what the test is about.
         last = traceback.format_exc().splitlines()
-        at = [x.strip() for x in last if page in x][-1:]
+        at = [x.strip() for x in last if path.name in x][-1:]
         wrong.append(f'{page}:{line}: {last[-1]} ({" ".join(at)})')
   return wrong
 
@@ -65,15 +73,15 @@ def test_python_blocks_run(tmp_path):
   assert json.loads(out.splitlines()[-1]) == []
 
 
-def test_a_broken_block_is_found():
+def test_a_broken_block_is_found(tmp_path):
   text = (
     'Words.\n\n```python\nx = 1\nprint(x / 0)\n```\n\n```text\n1 / 0\n```\n'
   )
-  (wrong,) = failures({'page.md': blocks(text)})
+  (wrong,) = failures({'page.md': blocks(text)}, tmp_path)
   assert wrong.startswith('page.md:4: ZeroDivisionError')
   assert 'line 5' in wrong
   apart = '```python\nx = 1\n```\n```python\nx\n```\n'
-  (wrong,) = failures({'page.md': blocks(apart)})
+  (wrong,) = failures({'page.md': blocks(apart)}, tmp_path)
   assert 'NameError' in wrong
 
 
@@ -85,4 +93,4 @@ def test_python_is_marked():
 
 if __name__ == '__main__':
   read = json.loads(pathlib.Path(sys.argv[1]).read_text())
-  print('\n' + json.dumps(failures(read)))
+  print('\n' + json.dumps(failures(read, pathlib.Path.cwd())))
