@@ -101,6 +101,7 @@ setuptools.setup(
   package_dir={'diloco.launch': 'launch', 'diloco.experiments': 'experiments'},
   package_data={
     'diloco': [
+      'py.typed',
       'numerics/blocks.c',
       'protocol/README.md',
       'pages/page.html',

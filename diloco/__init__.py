@@ -35,9 +35,73 @@ Start with `protocol`, then `learner` and `syncer`, the two kinds of processes.
   report      pages of what was trained
   watch       a page of a run while it goes on
   bench       speed, stalls and sizes on one machine
+  library     what `import diloco` offers besides; docs/api.md lists it all
 
 Commands that prepare data or hand on results are `write_records`, `index_data`
 and `export`.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # The same names for type checkers and editors.
+  from diloco.library.questions import plan, simulate
+  from diloco.library.run import Run, open_run
+  from diloco.library.training import lab, train
+  from diloco.numerics.trees import make_codec, merge, rda
+  from diloco.protocol.config import ProtocolConfig
+  from diloco.protocol.learner.machine import Learner as LearnerMachine
+  from diloco.protocol.syncer.machine import Syncer as SyncerMachine
+  from diloco.simulator.by_hand import ByHand
+  from diloco.simulator.cluster import Cluster, Timing
+
 __version__ = '0.2.0.dev0'
+
+# Where each name of the library is: what it needs, such as jax, is imported
+# once the name is asked for. A name stands here, in `__all__`, in the imports
+# above and in docs/api.md.
+PLACES = {
+  'ByHand': 'diloco.simulator.by_hand:ByHand',
+  'Cluster': 'diloco.simulator.cluster:Cluster',
+  'LearnerMachine': 'diloco.protocol.learner.machine:Learner',
+  'ProtocolConfig': 'diloco.protocol.config:ProtocolConfig',
+  'Run': 'diloco.library.run:Run',
+  'SyncerMachine': 'diloco.protocol.syncer.machine:Syncer',
+  'Timing': 'diloco.simulator.cluster:Timing',
+  'lab': 'diloco.library.training:lab',
+  'make_codec': 'diloco.numerics.trees:make_codec',
+  'merge': 'diloco.numerics.trees:merge',
+  'open_run': 'diloco.library.run:open_run',
+  'plan': 'diloco.library.questions:plan',
+  'rda': 'diloco.numerics.trees:rda',
+  'simulate': 'diloco.library.questions:simulate',
+  'train': 'diloco.library.training:train',
+}
+__all__ = [
+  'ByHand',
+  'Cluster',
+  'LearnerMachine',
+  'ProtocolConfig',
+  'Run',
+  'SyncerMachine',
+  'Timing',
+  'lab',
+  'make_codec',
+  'merge',
+  'open_run',
+  'plan',
+  'rda',
+  'simulate',
+  'train',
+]
+
+
+def __getattr__(name: str):
+  if name not in PLACES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  place, _, attribute = PLACES[name].partition(':')
+  return getattr(importlib.import_module(place), attribute)
+
+
+def __dir__() -> list[str]:
+  return sorted(PLACES)

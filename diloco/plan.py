@@ -17,19 +17,19 @@ compiles that learner for that slice, without a chip: memory of a chip and of a
 host, bytes of a round, FLOPs. It takes a minute or two. See `diloco/sizing`.
 """
 
-import re
 import sys
 import typing
 from collections.abc import Iterator, Sequence
 
 from absl import flags
 
+from diloco import callables
 from diloco.config import flags as config_flags
 from diloco.config import unlike
 from diloco.config.sections import ConfigError
 from diloco.data.sources import IN_MEMORY
+from diloco.library import questions
 from diloco.metrics.run_progress import ProgressLine
-from diloco.models.flops import PER_PARAMETER
 from diloco.sizing import planner
 from diloco.sizing.planner import Situation
 
@@ -51,11 +51,10 @@ OTHERS = {
 PARAMS = 'params'
 ON = 'on'
 STEP_TOKENS = 'step_tokens'
-# What --on says already.
-SAID_BY_ON = ('learners', 'chips', 'hosts')
+TOPOLOGY = 'topology'
+COMPILER = 'compiler'
 LINKS = ('bandwidth_gbps', 'latency_s')  # With --config, of the rounds.
 LINK_GBPS = 10.0  # There, unless it is given.
-UNITS = {'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
 EXAMPLE = 'experiments/recipe.py:scale=12b'
 KINDS = {
   int: flags.DEFINE_integer,
@@ -63,58 +62,56 @@ KINDS = {
   str: flags.DEFINE_string,
 }
 
+callables.make_callable(__name__)
+
 
 class _Count(flags.ArgumentParser):
   """A number such as 12e9, 12B or 150M."""
 
-  syntactic_help = 'a number, such as 12e9 or 12B'
+  syntactic_help = planner.A_COUNT
 
   def parse(self, argument) -> float:
-    text = str(argument)
-    match = re.fullmatch(r'([0-9.]+) ?([KMBT])', text, re.IGNORECASE)
     try:
-      if match:
-        return float(match[1]) * UNITS[match[2].upper()]
-      return float(text)
-    except ValueError:
+      return planner.parse_count(argument)
+    except ConfigError:
       raise ValueError(f'must be {self.syntactic_help}') from None
 
 
-for _name, _help in (NEEDED | OTHERS).items():
-  _default = getattr(Situation, _name, None)  # Its fields have the defaults.
-  if _name == PARAMS:
-    flags.DEFINE(_Count(), _name, _default, _help)
-  else:
-    KINDS[typing.get_type_hints(Situation)[_name]](_name, _default, _help)
-
-
-flags.DEFINE_string(
-  ON, None, 'Learners and the TPU slice of each, such as 4xv5e-256.'
-)
-flags.DEFINE_alias('gbps', 'bandwidth_gbps')
-flags.DEFINE_integer(
-  STEP_TOKENS,
-  2**20,
-  f'Tokens of a step of a learner, with --{ON}; gives --step_s.',
-  lower_bound=1,
-)
-_TOPOLOGY = flags.DEFINE_string(
-  'topology', None, 'A slice to compile for, such as v5p-256.'
-)
-_COMPILER = flags.DEFINE_enum(
-  'compiler',
-  '',
-  ['', 'tpu', 'cpu'],
-  'Compiler for a slice; default: what is here.',
-)
+def define_flags() -> None:
+  """The flags of this main."""
+  for name, text in (NEEDED | OTHERS).items():
+    default = getattr(Situation, name, None)  # Its fields have the defaults.
+    if name == PARAMS:
+      flags.DEFINE(_Count(), name, default, text)
+    else:
+      kind = typing.get_type_hints(Situation)[name]
+      KINDS[kind](name, default, text)
+  flags.DEFINE_string(
+    ON, None, 'Learners and the TPU slice of each, such as 4xv5e-256.'
+  )
+  flags.DEFINE_alias('gbps', 'bandwidth_gbps')
+  flags.DEFINE_integer(
+    STEP_TOKENS,
+    planner.STEP_TOKENS,
+    f'Tokens of a step of a learner, with --{ON}; gives --step_s.',
+    lower_bound=1,
+  )
+  flags.DEFINE_string(
+    TOPOLOGY, None, 'A slice to compile for, such as v5p-256.'
+  )
+  flags.DEFINE_enum(
+    COMPILER,
+    '',
+    ['', 'tpu', 'cpu'],
+    'Compiler for a slice; default: what is here.',
+  )
 
 
 def main(argv) -> int:
   """Prints the plan; 78 where a value is missing or makes no sense."""
   if config_flags.CONFIG in flags.FLAGS:
     return _of_config(argv[1:])
-  for line in planner.lines(planner.RunPlan(_situation(argv[1:]))):
-    print(line)
+  print(questions.plan(**_situation(argv[1:])))
   return 0
 
 
@@ -137,14 +134,14 @@ def _of_config(rest) -> int:
   if source and source.takes_path and not config.data.path:
     config.data.path = 'unread'  # A plan needs no text.
   config = config_flags.load()
-  compiler = _COMPILER.value
+  compiler, topology = flags.FLAGS[COMPILER].value, flags.FLAGS[TOPOLOGY].value
   # Not at the top: the other mode needs no jax.
   from diloco.sizing import estimate, rounds
 
   kinds = unlike.for_each_kind(
     config,
     config.data.shards,  # All that may join, as in a launch.
-    lambda setup: (setup.config, estimate.slice_of(setup, _TOPOLOGY.value)),
+    lambda setup: (setup.config, estimate.slice_of(setup, topology)),
   )
   chips_max, fit = max(slice_.chips for *_, (_, slice_) in kinds), True
   for i, (_, who, (own, slice_)) in enumerate(kinds):
@@ -178,25 +175,40 @@ def _of_config(rest) -> int:
   return 0 if fit else 1
 
 
-def _situation(rest) -> Situation:
-  """Returns the situation that the flags describe.
+def _situation(rest) -> dict:
+  """Returns the arguments of `questions.plan` that the flags stand for.
 
   Raises:
     ConfigError: names each wrong value, and what would be right.
   """
-  values = {name: flags.FLAGS[name].value for name in NEEDED | OTHERS}
+  given = flags.FLAGS
+  values = {name: given[name].value for name in NEEDED | OTHERS}
   problems = [*_given_in_words(rest, values)]
   problems += [
     f'--{name}: is for a plan with --config'
-    for name in (_TOPOLOGY.name, _COMPILER.name)
-    if flags.FLAGS[name].present
+    for name in (TOPOLOGY, COMPILER)
+    if given[name].present
   ]
-  problems += _take_on(values)
-  missing = [name for name in NEEDED if values[name] is None]
+  said_by_on: tuple[str, ...] = ()
+  if given[ON].value is not None:
+    said_by_on = planner.SAID_BY_ON
+    problems += [
+      f'--{name}: --{ON}={given[ON].value} says it'
+      for name in said_by_on
+      if given[name].present
+    ]
+    if values['step_s'] is None:
+      said_by_on = (*said_by_on, 'step_s')
+    planner.parse_slices(given[ON].value)  # Is said first, if it is wrong.
+  elif given[STEP_TOKENS].present:
+    problems.append(f'--{STEP_TOKENS}: is for a plan with --{ON}')
+  values = {k: x for k, x in values.items() if k not in said_by_on}
+  missing = [name for name in NEEDED if name in values and values[name] is None]
   problems += [f'--{name}: is missing. {NEEDED[name]}' for name in missing]
   if problems:
     raise ConfigError(problems)
-  return Situation(**values)
+  on = given[ON].value or ''
+  return values | {ON: on, STEP_TOKENS: given[STEP_TOKENS].value}
 
 
 def _given_in_words(rest: Sequence[str], values: dict) -> Iterator[str]:
@@ -211,32 +223,6 @@ def _given_in_words(rest: Sequence[str], values: dict) -> Iterator[str]:
       yield f'{word!r}: {error}'
 
 
-def _take_on(values: dict) -> Iterator[str]:
-  """Takes learners and their slices from --on; yields what is wrong."""
-  given = flags.FLAGS
-  if given[ON].value is None:
-    if given[STEP_TOKENS].present:
-      yield f'--{STEP_TOKENS}: is for a plan with --{ON}'
-    return
-  yield from (
-    f'--{name}: --{ON}={given[ON].value} says it'
-    for name in SAID_BY_ON
-    if given[name].present
-  )
-  learners, slice_ = planner.parse_slices(given[ON].value)
-  values.update(
-    learners=learners,
-    chips=learners * slice_.chips,
-    hosts=slice_.hosts,
-    accelerator=slice_.name,
-  )
-  if values['step_s'] is None and values[PARAMS] is not None:
-    tokens = given[STEP_TOKENS].value
-    flops = PER_PARAMETER * values[PARAMS] * tokens  # Without attention.
-    values['step_s'] = planner.step_seconds(slice_, flops)
-    values[STEP_TOKENS] = tokens
-
-
 def _parse(argv):
   """Parses the command line according to its mode."""
   if config_flags.has_config(argv):
@@ -245,6 +231,7 @@ def _parse(argv):
 
 
 if __name__ == '__main__':
+  define_flags()
   if config_flags.has_config(sys.argv) or config_flags.asked_text(sys.argv):
     config_flags.define_flags()  # Once it is defined it must be given.
   config_flags.run(main, _parse)

@@ -11,23 +11,23 @@ to DIR; same seed, same bytes. Exit code 78: it can't run as configured.
 """
 
 import dataclasses
-import importlib
 import pathlib
 import shlex
 import time
 
 from absl import flags as absl_flags
 
+from diloco import callables
 from diloco.config import flags, simulation
 from diloco.config.sections import ConfigError
+from diloco.library import questions
 from diloco.metrics.run_progress import ProgressLine
 from diloco.pages import page, terminal
-from diloco.pages.parts import ReportPage
-from diloco.prediction import report
-from diloco.prediction.recorded import NotPredictable
 
 EXAMPLE = 'experiments/goodput.py'
 PARENT = pathlib.Path('runs', 'simulated')
+
+callables.make_callable(__name__)
 
 
 def define_flags() -> None:
@@ -53,26 +53,17 @@ def main(argv) -> int:
   name = config.name if config else f'replay-{pathlib.Path(replayed).name}'
   folder = _folder(argv, name)
   with ProgressLine() as line:
-    report = _study(config, line.say) if config else _replay(line.say)
+    report = questions.simulate(
+      config, replay=replayed, seeds=absl_flags.FLAGS.seeds, say=line.say
+    )
+    if config:
+      words = ['python', '-m', 'diloco.simulate', *flags.arguments()]
+      report = dataclasses.replace(report, command=shlex.join(words))
     path, *_ = page.write(report, folder)
   terminal.show(report)
   line.stay(f'page: {path}')
   line.stay(f'wall time: {time.monotonic() - began_s:.1f} s')
   return 0
-
-
-def _study(config, say) -> ReportPage:
-  study = importlib.import_module(f'diloco.studies.{config.study.kind}')
-  again = shlex.join(['python', '-m', 'diloco.simulate', *flags.arguments()])
-  return dataclasses.replace(study.report(config, say), command=again)
-
-
-def _replay(say) -> ReportPage:
-  run = pathlib.Path(absl_flags.FLAGS.replay)
-  try:
-    return report.report(run, absl_flags.FLAGS.seeds, say)
-  except NotPredictable as error:
-    raise ConfigError([f'--replay: {error}']) from None
 
 
 def _folder(argv, name: str) -> pathlib.Path:

@@ -7,7 +7,9 @@ found outside a checkout. A file may also be the config.json of a run, and
 `DEFAULTS` stands for none.
 """
 
+import dataclasses
 import json
+import os
 import pathlib
 import runpy
 from collections.abc import Mapping
@@ -15,8 +17,9 @@ from collections.abc import Mapping
 import ml_collections
 from absl import flags
 
-from diloco.config import run_config, simulation
+from diloco.config import run_config, sections, simulation
 from diloco.config.own_code import EXPERIMENTS, NAME, make_importable
+from diloco.config.sections import ConfigError
 
 DEFAULTS = 'defaults'  # In place of a file.
 JSON = '.json'
@@ -61,6 +64,83 @@ def read(path: str):
   if get_config is None:
     return None
   return fill(get_config(argument) if colon else get_config())
+
+
+def checked(
+  path: str, what: str, example: str = f'{NAME}/train.py'
+) -> ml_collections.ConfigDict:
+  """Calls `read` on what a user has named.
+
+  Args:
+    what: the name of the value, such as '--config=mine.py'.
+    example: of a file that would do.
+
+  Raises:
+    ConfigError: there is no such file, or it gives no configuration.
+  """
+  name = path.partition(':')[0]
+  if name != DEFAULTS and not pathlib.Path(name).is_file():
+    raise ConfigError(f'{what}: no such file, such as --config={example}')
+  try:
+    config = read(path)
+  except (SyntaxError, ImportError) as error:
+    raise ConfigError(f'{what}: can not be read as Python: {error}') from None
+  except ValueError as error:
+    raise ConfigError(f'{what}: {error}') from None
+  if config is None:
+    raise ConfigError(f'{what}: the file has no get_config()')
+  if not hasattr(config, 'keys'):
+    raise ConfigError(
+      f'{what}: get_config() gave a {type(config).__name__}, must give a '
+      'ConfigDict'
+    )
+  return config
+
+
+def given(
+  config: str | os.PathLike | Mapping | run_config.RunConfig,
+  changes: Mapping[str, object] | None = None,
+) -> ml_collections.ConfigDict:
+  """Returns all keys of what a caller in Python gives as a configuration.
+
+  Args:
+    config: a file, as --config takes it; or a nested mapping of the keys that
+      differ from their defaults, which is not changed; or a checked value.
+    changes: values by dotted key, such as {'protocol.total_steps': 100}.
+
+  Raises:
+    ConfigError: there is no such file or key, or it is no configuration.
+  """
+  if isinstance(config, str | os.PathLike):
+    path = find(os.fspath(config))
+    keys = checked(path, f'config={path!r}')
+  elif isinstance(config, run_config.RunConfig):
+    keys = fill(_with_tuples(run_config.unfold(dataclasses.asdict(config))))
+  elif isinstance(config, Mapping | ml_collections.ConfigDict):
+    keys = fill(ml_collections.ConfigDict(_copied(config)))
+  else:
+    raise ConfigError(
+      f'config={config!r}: must be a file such as {NAME}/train.py, or a '
+      "mapping such as {'protocol': {'total_steps': 100}}"
+    )
+  flat = sections.flatten(keys)
+  unknown = [key for key in changes or () if key not in flat]
+  if unknown:
+    raise ConfigError(
+      [f'{k}: unknown key{sections.nearest(k, flat)}' for k in unknown]
+    )
+  with keys.unlocked(), keys.ignore_type():
+    keys.update_from_flattened_dict(dict(changes or {}))
+  return keys
+
+
+def _copied(config: Mapping) -> dict:
+  """Returns nested mappings as dicts of their own."""
+  nested = Mapping, ml_collections.ConfigDict
+  return {
+    key: _copied(value) if isinstance(value, nested) else value
+    for key, value in config.items()
+  }
 
 
 def _recorded(path: pathlib.Path) -> ml_collections.ConfigDict:

@@ -536,23 +536,7 @@ def value_of(name: str, argv: Sequence[str]) -> str | None:
 
 def _keys(path: str, example: str) -> dict[str, object]:
   """Keys and values of the config file, before flags change any."""
-  flag = f'--config={path}'
-  name = path.partition(':')[0]
-  if name != config_files.DEFAULTS and not pathlib.Path(name).is_file():
-    raise ConfigError(f'{flag}: no such file, such as --config={example}')
-  try:
-    config = config_files.read(path)
-  except (SyntaxError, ImportError) as error:
-    raise ConfigError(f'{flag}: can not be read as Python: {error}') from None
-  except ValueError as error:
-    raise ConfigError(f'{flag}: {error}') from None
-  if config is None:
-    raise ConfigError(f'{flag}: the file has no get_config()')
-  if not hasattr(config, 'keys'):
-    raise ConfigError(
-      f'{flag}: get_config() gave a {type(config).__name__}, must give a '
-      'ConfigDict'
-    )
+  config = config_files.checked(path, f'--{CONFIG}={path}', example)
   return sections.flatten(config)
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many learners with real gradients in one process, simulated clock.
 
-`python -m diloco.lab`; start with `run`, then `decoupled`.
+`python -m diloco.lab`, or `diloco.lab(config)` in Python: the package is
+callable. Start with `run`, then `decoupled`.
 
   run            one run of the configured system
   decoupled      Decoupled DiLoCo: the simulator around real arrays
@@ -11,5 +12,8 @@
   outputs        what a run writes and shows
   checkpoints    what a run that was cut resumes from
   sweep_runner   makes the runs of a sweep; `diloco.sweeps` has the rest
-  follow         the older name of `python -m diloco.replay`
 """
+
+from diloco import callables
+
+callables.make_callable(__name__)

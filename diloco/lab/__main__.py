@@ -25,7 +25,7 @@ import sys
 from absl import flags as absl_flags
 
 from diloco.config import flags
-from diloco.metrics.workdir import Workdir
+from diloco.library import training
 from diloco.run import logs
 from diloco.sweeps import making
 
@@ -51,10 +51,10 @@ def main(_) -> int:
 def _run() -> int:
   workdir = pathlib.Path(_WORKDIR.value)
   config = flags.load()
-  from diloco.lab import run
-
-  compiled = pathlib.Path(_COMPILED.value or Workdir(workdir).compiled)
-  return run.make(config, workdir, compiled, _PARAMETERS.value)
+  training.lab(
+    config, workdir, compiled=_COMPILED.value, keeps_model=_PARAMETERS.value
+  )
+  return 0
 
 
 def _sweep() -> int:

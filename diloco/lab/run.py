@@ -5,7 +5,7 @@ import pathlib
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -67,23 +67,27 @@ def train(
 def make(
   config: RunConfig,
   workdir: pathlib.Path,
-  compiled: pathlib.Path,
+  compiled: pathlib.Path | None,
   keeps_model: bool = True,
-) -> int:
-  """Makes a run; returns exit code 0.
+  say: Callable[[str], object] | None = print,
+) -> None:
+  """Makes a run, and what it leaves in its folder.
 
   Args:
     workdir: folder of the run, whose name is its label.
-    compiled: compilation cache, unless `run.compilation_cache` is off.
+    compiled: compilation cache, unless `run.compilation_cache` is off; None:
+      there is none.
     keeps_model: whether the final parameters stay in the folder, as those of
       a run of processes do.
+    say: takes the loss, and a CRC of the parameters; None: nothing is shown.
 
   Raises:
     ConfigError: it can't be run.
   """
   began_s = time.monotonic()
   # One that the user's environment names is used as it is.
-  if config.run.compilation_cache and not jax.config.jax_compilation_cache_dir:
+  wanted = compiled and config.run.compilation_cache
+  if wanted and not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', str(compiled.absolute()))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   failure_schedule.plan(config)  # Before anything is written.
@@ -95,9 +99,11 @@ def make(
   checkpoints = LabCheckpoints(Workdir(workdir).checkpoints('lab'), config)
   place = None
   if checkpoints.from_step:
-    print(f'goes on from step {checkpoints.from_step}', file=sys.stderr)
+    if say:
+      print(f'goes on from step {checkpoints.from_step}', file=sys.stderr)
     place = checkpoints.state['observer']
-  shown = ShownProgress(learners, config.protocol.total_steps)
+  steps = config.protocol.total_steps
+  shown = ShownProgress(learners, steps) if say else LabObserver()
   observer = Recording(workdir, config, place, shown)
   code.fingerprint()  # Of what is about to run, not of later changes.
   try:
@@ -110,9 +116,10 @@ def make(
     write_parameters(Workdir(workdir).parameters, trained.parameters)
   sweep.write_into(workdir, result_of(trained, wall_s))
   checkpoints.finish()
-  print(f'loss {trained.loss:.4f} nats per token')
-  print(f'parameters {crc(trained.parameters):08x}')
-  return 0
+  if not say:
+    return
+  say(f'loss {trained.loss:.4f} nats per token')
+  say(f'parameters {crc(trained.parameters):08x}')
 
 
 def result_of(trained: Trained, wall_s: float) -> sweep.SeedResult:

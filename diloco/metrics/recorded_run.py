@@ -65,7 +65,7 @@ STOPPED = 'stopped'
 FINISHED = 'finished'
 
 
-class NoReport(Exception):
+class NoReport(ValueError):
   """A folder of which no page can be made; says why."""
 
 
@@ -581,7 +581,7 @@ class FollowedRun:
       age_steps=ages.mean_steps,
       old_share=ages.old_share,
       elapsed_s=self.until_s - self.begin_s,
-      goodput=self._goodput(),
+      goodput=self.counted_goodput(),
       learners=tuple(
         LearnerStatus(
           learner=m,
@@ -601,7 +601,7 @@ class FollowedRun:
       **heldout,
     )
 
-  def _goodput(self) -> float | None:
+  def counted_goodput(self) -> float | None:
     """Returns the goodput that the lab leaves at its end, or of the event log.
 
     Raises:
@@ -806,6 +806,11 @@ def read(folder: pathlib.Path) -> RecordedRun:
   """
   run = FollowedRun(folder, whole=True)
   run.update()
+  return record(run)
+
+
+def record(run: FollowedRun) -> RecordedRun:
+  """Returns what a run that is followed as a whole has told so far."""
   begin_s = run.begin_s
 
   def shifted(value, *fields: str):

@@ -29,6 +29,7 @@ from diloco.pages.parts import (
 TEMPLATE = pathlib.Path(__file__).with_name('page.html')
 PAGE = 'page.html'
 DATA = 'report.json'
+FRAME_PX = 260  # Of a part of a page in a notebook, which scrolls.
 
 
 def as_data(report: ReportPage) -> dict:
@@ -102,6 +103,14 @@ def render(report: ReportPage, every_s: float | None = None) -> str:
   }
   text = TEMPLATE.read_text(encoding='utf-8')
   return re.sub(r'{{(\w+)}}', lambda mark: filled[mark[1]], text)
+
+
+def inline(report: ReportPage) -> str:
+  """Returns the page as an element of another one, such as a notebook."""
+  text = html.escape(render(report), quote=True)
+  high = FRAME_PX * min(len(report.parts) + 1, 3)
+  style = f'border: 0; height: {high}px; width: 100%'
+  return f'<iframe srcdoc="{text}" style="{style}"></iframe>'
 
 
 def _variables(shade) -> str:

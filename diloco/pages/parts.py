@@ -224,6 +224,11 @@ class ReportPage:
     names = [(type(part), part.name) for part in self.parts]
     assert len(names) == len(set(names)), f'{self.name}: two of {names}'
 
+  def _repr_html_(self) -> str:
+    from diloco.pages import page  # It imports this module.
+
+    return page.inline(self)
+
 
 @dataclasses.dataclass(frozen=True)
 class ShownColumn:

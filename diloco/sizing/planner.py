@@ -45,6 +45,11 @@ DAY_S, HOUR_S = 86_400.0, 3600.0
 OVERLAP_ADVISED = 5  # Streaming DiLoCo: harmless up to 10, advised up to 5.
 MFU = 0.4  # What well-tuned dense training reaches.
 HOST_SPEEDS = 'host_speeds.json'  # Written by `diloco.bench`.
+STEP_TOKENS = 2**20  # Of a step of a learner on slices, unless given.
+# What a text such as '4xv5e-256' says already.
+SAID_BY_ON = ('learners', 'chips', 'hosts')
+UNITS = {'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
+A_COUNT = 'a number, such as 12e9 or 12B'
 _ON = re.compile(r'(?:(\d+)x)?([a-z]\w*-\d+)')
 
 
@@ -111,6 +116,21 @@ class Situation(Section):
       yield f'chips={self.chips}: must be at least learners={self.learners}'
 
 
+def parse_count(params: float | str) -> float:
+  """Returns the parameters of a model, of a number or of a text such as '12B'.
+
+  Raises:
+    ConfigError: it is neither.
+  """
+  match = re.fullmatch(r'([0-9.]+) ?([KMBT])', str(params), re.IGNORECASE)
+  try:
+    if match:
+      return float(match[1]) * UNITS[match[2].upper()]
+    return float(params)
+  except ValueError:
+    raise ConfigError([f'params={params!r}: must be {A_COUNT}']) from None
+
+
 # Learners on TPU slices.
 
 
@@ -131,6 +151,27 @@ def parse_slices(text: str) -> tuple[int, Topology]:
 def step_seconds(topology: Topology, flops: float) -> float:
   """Returns the time of a step of so many FLOPs at `MFU`."""
   return flops / (MFU * topology.chips * topology.chip.bf16_flops)
+
+
+def on_slices(on: str, flops: float, step_tokens: int) -> dict:
+  """Returns the values of a `Situation` that learners on slices have.
+
+  Args:
+    on: such as '4xv5e-256'.
+    flops: of a step, which has so many tokens.
+
+  Raises:
+    ConfigError: as `parse_slices`.
+  """
+  learners, slice_ = parse_slices(on)
+  return {
+    'learners': learners,
+    'chips': learners * slice_.chips,
+    'hosts': slice_.hosts,
+    'accelerator': slice_.name,
+    'step_s': step_seconds(slice_, flops),
+    'step_tokens': step_tokens,
+  }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +240,8 @@ class RunPlan:
     learner_memory: of each host of a learner.
     syncer: its machine.
     chip: the share of a chip; None: no slice was given.
+
+  As text it is the screen of `diloco plan`.
   """
 
   def __init__(self, situation: Situation):
@@ -238,6 +281,9 @@ class RunPlan:
       slice_ = hardware.topology(setup.accelerator)
       shares = STATE_BYTES * n, F32_BYTES * n, 2 * ahead * F32_BYTES * f
       self.chip = ChipShare(slice_, *(x / slice_.chips for x in shares))
+
+  def __repr__(self) -> str:
+    return '\n'.join(lines(self))
 
   @property
   def overlap_s(self) -> float:

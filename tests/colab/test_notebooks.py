@@ -12,6 +12,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import zipfile
 
 import nbformat
 import pytest
@@ -199,6 +200,39 @@ def test_first_cell_works_twice_without_a_clone_around(home, tmp_path):
   first, second, module = (output.text for output in _outputs(notebook))
   assert first == second and re.match(r'diloco [\w.]+, Python 3', first)
   assert module.strip() == str(here / 'diloco-clone' / 'diloco/__init__.py')
+
+
+def test_first_cell_works_twice_beside_an_uploaded_wheel(
+  home, tmp_path, monkeypatch
+):
+  """One without dependencies, which pip installs where the kernel looks."""
+  del home
+  here, site = tmp_path / 'here', tmp_path / 'site'
+  here.mkdir()
+  about = 'diloco-9.9.dist-info'
+  with zipfile.ZipFile(here / 'diloco-9.9-py3-none-any.whl', 'w') as wheel:
+    wheel.writestr('diloco/__init__.py', "__version__ = '9.9'\n")
+    metadata = 'Metadata-Version: 2.1\nName: diloco\nVersion: 9.9\n'
+    wheel.writestr(f'{about}/METADATA', metadata)
+    tags = 'Root-Is-Purelib: true\nTag: py3-none-any\n'
+    wheel.writestr(f'{about}/WHEEL', f'Wheel-Version: 1.0\n{tags}')
+    wheel.writestr(f'{about}/RECORD', '')
+  for name, value in (
+    ('PIP_TARGET', site), ('PIP_NO_INDEX', 1), ('PYTHONPATH', site),
+    ('PIP_DISABLE_PIP_VERSION_CHECK', 1), ('PIP_UPGRADE', 1),
+  ):  # fmt: skip
+    monkeypatch.setenv(name, str(value))
+  notebook = nbformat.v4.new_notebook(
+    cells=[nbformat.v4.new_code_cell(_first()) for _ in range(2)]
+  )
+  _execute(notebook, here)
+  first, second = (
+    ''.join(o.text for o in cell.outputs if o.name == 'stdout')
+    for cell in notebook.cells
+  )
+  assert first.startswith('missing: diloco-9.9-py3-none-any.whl\ninstalling')
+  assert second.startswith('diloco 9.9, Python 3')
+  assert first.endswith(second), 'not installed again'
 
 
 def test_first_cell_says_in_one_line_what_to_set(

@@ -86,7 +86,7 @@ class Processes:
     self._records: dict[pathlib.Path, tuple[Tail, list[dict]]] = {}
     self._address: str | None = None
     self.module = 'diloco.learner'  # That learners run.
-    self._environment = os.environ | {
+    self.environment = os.environ | {
       'JAX_PLATFORMS': 'cpu',
       'JAX_COMPILATION_CACHE_DIR': os.environ.get(
         'JAX_COMPILATION_CACHE_DIR', str(root.parent / 'compiled')
@@ -143,7 +143,7 @@ class Processes:
         stdin=subprocess.DEVNULL,
         stdout=file,
         stderr=subprocess.STDOUT,
-        env=self._environment | dict(environment or {}),
+        env=self.environment | dict(environment or {}),
       )
     self.running.append(Running(name, popen, log))
     return self.running[-1]

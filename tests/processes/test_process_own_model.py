@@ -5,8 +5,11 @@
 clocks, must come to the same Θ by its own machines.
 """
 
+import ast
+
 import pytest
 
+import diloco
 from diloco.checkpoint.parameters import read_parameters
 from diloco.lab.run import crc
 from diloco.metrics.jsonl import read_jsonl
@@ -30,12 +33,36 @@ SYNCHRONOUS = (
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-  """A run of the launcher, with all its processes."""
+  """A run of the launcher, with all its processes, as Python starts it."""
   with Processes(tmp_path_factory.mktemp('own_model')) as processes:
-    flags = (CONFIG, *SYNCHRONOUS)
-    local = processes.start_without_config('launch', 'launch.local', *flags)
-    assert processes.exit_code(local, RUN_S) == 0, processes.tails()
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+      for name, value in processes.environment.items():
+        patch.setenv(name, value)
+      path = CONFIG.removeprefix('--config=')
+      changes = dict(word[9:].split('=') for word in SYNCHRONOUS)
+      diloco.train(
+        path,
+        processes.workdir.root,
+        {key: ast.literal_eval(value) for key, value in changes.items()},
+        say=said.append,
+      )
+    assert 'Validation loss of the global model' in '\n'.join(said)
     yield processes
+
+
+def test_it_is_opened_as_a_value(trained):
+  run = diloco.open_run(trained.workdir.root)
+  evaluation = read_evaluation(trained.workdir.evaluation)
+  assert run.losses[0] == (0.0, 0, evaluation.initial_loss)
+  assert run.loss == evaluation.final_loss
+  assert run.config.protocol.quorum == 2
+  rounds = read_summary(trained.workdir.summary).rounds
+  assert [event.kind for event in run.events].count('round') == rounds
+  assert sorted(run.parameters) == sorted(
+    read_parameters(trained.workdir.parameters)
+  )
+  assert 'finished, step 40 of 40' in repr(run)
 
 
 def test_every_round_merges_both(trained):

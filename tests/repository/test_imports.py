@@ -81,10 +81,20 @@ diloco/watch: diloco.metrics diloco.monitoring diloco.pages diloco.sweeps.sweep
 diloco/watch/__main__.py: CONFIG absl diloco.metrics diloco.pages
   diloco.transport.sockets diloco.watch
 diloco/swarm.py: CONFIG absl diloco.metrics diloco.simulator
-diloco/simulate.py: SIMULATED SIMULATOR absl diloco.metrics diloco.pages
-  diloco.prediction diloco.studies
-diloco/plan.py: SIMULATED absl diloco.data.sources diloco.metrics.run_progress
-  diloco.models.flops diloco.sizing
+diloco/simulate.py: SIMULATED SIMULATOR absl diloco.callables diloco.library
+  diloco.metrics diloco.pages
+diloco/plan.py: SIMULATED absl diloco.callables diloco.data.sources
+  diloco.library diloco.metrics.run_progress diloco.sizing
+# The library: what commands and notebooks call. It stands on all but processes.
+diloco/__init__.py: diloco.library diloco.numerics.trees diloco.protocol
+  diloco.simulator
+diloco/library: CONFIG LOW SIMULATED SIMULATOR diloco.lab diloco.pages
+  diloco.prediction diloco.replay.timeline diloco.run.event_log diloco.sizing
+  diloco.studies diloco.watch numpy
+diloco/callables.py:
+# Commands that call it.
+diloco/lab/__main__.py: CONFIG absl diloco.lab diloco.library diloco.run
+  diloco.sweeps
 # A process knows what processes share, not the other process.
 diloco/run: CONFIG LOW absl diloco.config.hardware jax numpy
 diloco/learner: CONFIG LOW absl diloco.run jax numpy
@@ -94,8 +104,8 @@ diloco/learner/hosts/host_main.py: CONFIG LOW absl diloco.config.hardware
 diloco/syncer: CONFIG LOW absl diloco.run jax numpy optax
 diloco/evaluation: CONFIG LOW absl diloco.run jax numpy
 diloco/replay: CONFIG LOW absl diloco.learner diloco.run diloco.syncer jax numpy
-diloco/lab: CONFIG LOW SIMULATOR absl diloco.learner diloco.pages.text_tables
-  diloco.run diloco.sweeps diloco.syncer jax numpy
+diloco/lab: CONFIG LOW SIMULATOR absl diloco.callables diloco.learner
+  diloco.pages.text_tables diloco.run diloco.sweeps diloco.syncer jax numpy
 # It measures all of the others, and starts processes as users do.
 diloco/bench: CONFIG LOW SIMULATOR absl diloco.learner diloco.pages diloco.run
   diloco.syncer jax ml_collections numpy rich
@@ -112,6 +122,7 @@ diloco/sizing/memory.py: CONFIG diloco.models.kinds diloco.numerics.codec
 diloco: CONFIG LOW absl diloco.pages.text_tables diloco.run jax numpy
 experiments: diloco.config.run_config diloco.config.simulation
   experiments.common experiments.scales ml_collections
+experiments/own_loop.py: diloco.learner.own_loop jax numpy optax
 experiments/own_model.py: diloco.models.api experiments.common jax
 experiments/own_loop.py: diloco.learner.own_loop jax numpy optax
 LAUNCH: CONFIG absl diloco.config.hardware diloco.metrics

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel has everything, and its commands work without a checkout."""
+"""The sdist and the wheel have everything, and need no checkout.
+
+The wheel is built from the sdist, as an index of packages would build it.
+"""
 
 import pathlib
 import shutil
 import sysconfig
+import tarfile
 import zipfile
 
 import pytest
@@ -35,14 +39,24 @@ def wheel(tmp_path_factory) -> pathlib.Path:
 
 def build(folder: pathlib.Path, **env: str) -> pathlib.Path:
   """Builds the wheel of a copy, where nothing is left of another build."""
-  for name in tree.tracked('diloco', 'launch', 'experiments', '*.*', 'LICENSE'):
-    if not name.startswith(('tests/', 'docs/', 'colab/')):
+  kept = ('tests/repository/', 'diloco/', 'launch/', 'experiments/')
+  for name in tree.tracked(*(f'{x}*' for x in kept), '*.*', 'LICENSE'):
+    if name.startswith(kept) or '/' not in name:
       (folder / 'source' / name).parent.mkdir(parents=True, exist_ok=True)
       shutil.copy(tree.ROOT / name, folder / 'source' / name)
   output(
+    '-c',
+    'from setuptools import build_meta; build_meta.build_sdist("..")',
+    cwd=folder / 'source',
+  )
+  (source,) = folder.glob('*.tar.gz')
+  with tarfile.open(source) as packed:
+    packed.extractall(folder / 'unpacked', filter='data')
+  (unpacked,) = (folder / 'unpacked').iterdir()
+  output(
     *('-m', 'pip', 'wheel', '--quiet', '--no-deps', '--no-build-isolation'),
     *('--no-index', f'--wheel-dir={folder}', '.'),
-    cwd=folder / 'source',
+    cwd=unpacked,
     **env,
   )
   (built,) = folder.glob('*.whl')
@@ -74,6 +88,40 @@ def test_the_wheel_has_everything_and_one_package(wheel):
     if not name.endswith(('.png', '.sh'))
   }
   assert inside <= names, inside - names
+  assert {'diloco/py.typed', 'diloco/numerics/blocks.c'} <= names
+  assert not [name for name in names if 'tests/' in name]
+
+
+def test_the_sdist_has_what_the_wheel_is_built_of_and_no_tests(wheel):
+  (unpacked,) = (wheel.parent / 'unpacked').iterdir()
+  names = {
+    path.relative_to(unpacked).as_posix()
+    for path in unpacked.rglob('*')
+    if path.is_file()
+  }
+  assert {
+    *('LICENSE', 'README.md', 'pyproject.toml', 'setup.py'),
+    *('diloco/py.typed', 'diloco/numerics/blocks.c'),
+    *('launch/backends/gke.yaml', 'experiments/train.py'),
+  } <= names
+  assert not [name for name in names if name.startswith('tests/')]
+  assert (wheel.parent / 'source' / 'tests').is_dir(), 'none was left out'
+
+
+def test_the_library_is_the_installed_one(installed, tmp_path):
+  code = (
+    'import diloco\n'
+    "print(diloco.plan.__module__, diloco.plan('5B', learners=2, step_s=1.0, "
+    'bandwidth_gbps=2).protocol.learners)\n'
+    'try: diloco.lab("experiments/absent.py")\n'
+    'except ValueError as error: print(error.problems[0])'
+  )
+  out = output('-c', code, cwd=tmp_path, PYTHONPATH=str(installed))
+  assert out.splitlines() == [
+    'diloco.library.questions 2',
+    "config='experiments/absent.py': no such file, such as "
+    '--config=experiments/train.py',
+  ]
 
 
 def test_the_wheel_has_compiled_code_where_there_is_a_compiler(wheel, tmp_path):

@@ -109,5 +109,5 @@ def test_the_launcher_says_so_of_a_simulation(tmp_path):
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
   said = refused(f'--replay={tmp_path}')
-  assert said.startswith('error: --replay: ')
+  assert said.startswith('error: replay: ')
   assert str(tmp_path) in said
