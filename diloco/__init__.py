@@ -45,6 +45,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # The same names for type checkers and editors.
+  from diloco.learner.own_loop import Learner, Sync, start_syncer
   from diloco.library.questions import plan, simulate
   from diloco.library.run import Run, open_run
   from diloco.library.training import lab, train
@@ -63,9 +64,11 @@ __version__ = '0.2.0.dev0'
 PLACES = {
   'ByHand': 'diloco.simulator.by_hand:ByHand',
   'Cluster': 'diloco.simulator.cluster:Cluster',
+  'Learner': 'diloco.learner.own_loop:Learner',
   'LearnerMachine': 'diloco.protocol.learner.machine:Learner',
   'ProtocolConfig': 'diloco.protocol.config:ProtocolConfig',
   'Run': 'diloco.library.run:Run',
+  'Sync': 'diloco.learner.own_loop:Sync',
   'SyncerMachine': 'diloco.protocol.syncer.machine:Syncer',
   'Timing': 'diloco.simulator.cluster:Timing',
   'lab': 'diloco.library.training:lab',
@@ -75,14 +78,17 @@ PLACES = {
   'plan': 'diloco.library.questions:plan',
   'rda': 'diloco.numerics.trees:rda',
   'simulate': 'diloco.library.questions:simulate',
+  'start_syncer': 'diloco.learner.own_loop:start_syncer',
   'train': 'diloco.library.training:train',
 }
 __all__ = [
   'ByHand',
   'Cluster',
+  'Learner',
   'LearnerMachine',
   'ProtocolConfig',
   'Run',
+  'Sync',
   'SyncerMachine',
   'Timing',
   'lab',
@@ -92,6 +98,7 @@ __all__ = [
   'plan',
   'rda',
   'simulate',
+  'start_syncer',
   'train',
 ]
 

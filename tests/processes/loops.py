@@ -77,7 +77,7 @@ def main(workdir: str, syncer: str, kind: str, number: int = 0):
       position = learner.position
       while position >= GATE and not pathlib.Path(workdir, 'go').exists():
         time.sleep(0.02)
-      batch = own_loop.batch_at(number, position)
+      batch = own_loop.batch(number, position)
       params, opt_state, loss = step(params, opt_state, *batch)
       params, opt_state = learner.boundary(
         params, opt_state, tokens=32, loss=loss

@@ -122,9 +122,9 @@ diloco/sizing/memory.py: CONFIG diloco.models.kinds diloco.numerics.codec
 diloco: CONFIG LOW absl diloco.pages.text_tables diloco.run jax numpy
 experiments: diloco.config.run_config diloco.config.simulation
   experiments.common experiments.scales ml_collections
-experiments/own_loop.py: diloco.learner.own_loop jax numpy optax
+experiments/own_loop.py: diloco jax numpy optax
 experiments/own_model.py: diloco.models.api experiments.common jax
-experiments/own_loop.py: diloco.learner.own_loop jax numpy optax
+experiments/own_loop.py: diloco jax numpy optax
 LAUNCH: CONFIG absl diloco.config.hardware diloco.metrics
   diloco.monitoring.monitor_flags diloco.pages.figures diloco.pages.text_tables
   diloco.protocol diloco.run.bind_policy diloco.sizing.memory diloco.sweeps
