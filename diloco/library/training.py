@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 
-from diloco.config import config_files, run_config
+from diloco.config import config_files, own_code, run_config
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.library.run import Run
@@ -151,5 +151,5 @@ def _launch(argv: list[str], say: Callable[[str], object]) -> None:
 
 
 def _path() -> str:
-  own = str(config_files.PACKAGE.parent)
+  own = str(own_code.PACKAGE.parent)
   return os.pathsep.join(filter(None, [own, os.environ.get('PYTHONPATH', '')]))

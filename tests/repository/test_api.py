@@ -51,7 +51,11 @@ def test_a_name_is_documented(name):
     ('**' if each.kind is each.VAR_KEYWORD else '') + each.name
     for each in inspect.signature(value).parameters.values()
   ]
-  given = [re.match(r'[*\w]+', x.strip())[0] for x in _split(arguments)]
+  given = [
+    re.match(r'[*\w]+', x.strip())[0]
+    for x in _split(arguments)
+    if x.strip() != '*'
+  ]
   assert given == wanted
   assert (inspect.getdoc(value) or '').strip()
   (example,) = EXAMPLE.findall(text)

@@ -86,7 +86,8 @@ diloco/simulate.py: SIMULATED SIMULATOR absl diloco.callables diloco.library
 diloco/plan.py: SIMULATED absl diloco.callables diloco.data.sources
   diloco.library diloco.metrics.run_progress diloco.sizing
 # The library: what commands and notebooks call. It stands on all but processes.
-diloco/__init__.py: diloco.library diloco.numerics.trees diloco.protocol
+diloco/__init__.py: diloco.learner.own_loop diloco.library
+  diloco.numerics.trees diloco.protocol
   diloco.simulator
 diloco/library: CONFIG LOW SIMULATED SIMULATOR diloco.lab diloco.pages
   diloco.prediction diloco.replay.timeline diloco.run.event_log diloco.sizing
@@ -122,7 +123,6 @@ diloco/sizing/memory.py: CONFIG diloco.models.kinds diloco.numerics.codec
 diloco: CONFIG LOW absl diloco.pages.text_tables diloco.run jax numpy
 experiments: diloco.config.run_config diloco.config.simulation
   experiments.common experiments.scales ml_collections
-experiments/own_loop.py: diloco jax numpy optax
 experiments/own_model.py: diloco.models.api experiments.common jax
 experiments/own_loop.py: diloco jax numpy optax
 LAUNCH: CONFIG absl diloco.config.hardware diloco.metrics
