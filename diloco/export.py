@@ -7,11 +7,13 @@
 The configuration is that in RUN, unless there is a --config.
 
 Leaves model.safetensors, config.json and generation_config.json in --outdir:
-tensors one per layer, by the names of Granite or of its mixture of experts,
-whose configs have the two factors that our decoder has beside Llama.
-`diloco/models/hf_export.py` says what maps to what. Beside them the tokenizer:
-tokenizer.json of runs of bytes or with a file of `tokenizers`, tokenizer.model
-of sentencepiece. With --task the questions of a task file lie there, too, and a
+tensors one per layer, by the names of the architecture that the weights came as
+(`model.init_from`), or of one that computes the same: Granite or its mixture of
+experts, whose configs have the two factors that our decoder has beside Llama,
+unless keys say otherwise. `diloco/models/hf_format.py` says what maps to what.
+Beside them the tokenizer: tokenizer.json of runs of bytes or with a file of
+`tokenizers`, tokenizer.model of sentencepiece; all files of the one that came
+with the weights. With --task the questions of a task file lie there, too, and a
 YAML file by which lm-eval asks them of the exported model. Needs the package
 safetensors, which the extra `export` has.
 """
@@ -24,14 +26,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from absl import flags
 
-from diloco.config import config_files
+from diloco.config import config_files, pretrained
 from diloco.config import flags as config_flags
 from diloco.config.run_config import RunConfig
 from diloco.evaluation.export_files import exported_files, task_files
 from diloco.evaluation.final_evaluation import final_parameters
 from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import Workdir
-from diloco.models import hf_export
+from diloco.models import hf_format
 from diloco.run.command import run_command
 from diloco.run.spec import decoder_config, make_run_spec
 
@@ -71,18 +73,19 @@ def _exported(
     if outdir.exists() and not outdir.is_dir():
       raise ValueError(f'--outdir={outdir}: is not a folder')
     sizes = decoder_config(config)
-    hf_export.check_exportable(sizes)
+    hf_format.family_of(sizes)
     say('reads the model')
-    run_spec = make_run_spec(config)
+    run_spec = make_run_spec(config, reads_weights=False)
     tokenizer, seq_len = run_spec.text.tokenizer, config.data.seq_len
-    files = exported_files(sizes, seq_len, tokenizer)
+    workdir = Workdir(pathlib.Path(_WORKDIR.value))
+    came_with = pretrained.kept_files(workdir.pretrained)
+    files = exported_files(sizes, seq_len, tokenizer, came_with)
     if _TASK.value is not None:
       task = pathlib.Path(config_files.find(_TASK.value))
       files |= task_files(task, outdir, tokenizer, seq_len)
-    params = final_parameters(run_spec, Workdir(pathlib.Path(_WORKDIR.value)))
+    params = final_parameters(run_spec, workdir)
   say('cuts it into tensors')
-  tensors = hf_export.to_exported(params, sizes)
-  return tensors, files
+  return hf_format.Tensors(sizes).exported(params), files
 
 
 if __name__ == '__main__':

@@ -50,7 +50,7 @@ def main(config) -> int:
     if config.data.tokenizer == BYTES.name:
       for prompt in prompts:
         sampling.check_prompt(prompt, config.model.vocab)
-    run_spec = make_run_spec(config)
+    run_spec = make_run_spec(config, reads_weights=False)
     tokenizer = run_spec.text.tokenizer
     # They go on: without an end.
     begun = [each[:-1].tolist() for each in tokenizer.encode(prompts)]

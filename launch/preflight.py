@@ -24,6 +24,7 @@ from diloco.config import (
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import check_folder
+from diloco.run.initial_weights import open_weights
 from diloco.transport import sockets
 from launch import chips
 from launch.program import FORCED, XLA_FLAGS, Processes, Role
@@ -41,6 +42,8 @@ def check(config: RunConfig) -> None:
   with flags.refusing():
     check_folder(config.checkpoint.folder)
   check_own_code(config)
+  with flags.refusing():
+    open_weights(config.model)
   check_access(config)
   lab_section.plan(config.faults, config.protocol.learners)
 

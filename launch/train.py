@@ -4,7 +4,7 @@
   python -m diloco train [FILE_OR_FOLDER] [--steps=800] [--learners=2] \\
     [--lr=0.004] [--batch=8] [--seed=0] [--workdir=DIR] [--config.a.b=c] \\
     [--text_key=text] [--tokenizer=bytes|train:8000|hf:FOLDER] \\
-    [--resume] [--sweep=KEY=V1,V2 [--seeds=3]]
+    [--from=hf:DIR] [--resume] [--sweep=KEY=V1,V2 [--seeds=3]]
 
 It is `launch.local` with experiments/train.py: two learners, no fault. At the
 end it draws from the model and says what can be done next. Without a text it
@@ -18,6 +18,9 @@ keys that differ from their defaults; once it is there, the same command takes
 it, as it was edited. The same command goes on with a run that was stopped; with
 --resume it never begins one, with more --steps a run that is over goes on.
 --sweep makes and compares several runs, as `launch.local` does.
+
+--from starts from weights: of a folder of Hugging Face, or of a run. It sets
+the keys of the model and the tokenizer, and a smaller learning rate.
 
 Without --steps a text is read ten times at most, in 800 steps at most: a small
 model learns a small text by heart, and gets worse on any other.
@@ -33,7 +36,7 @@ from collections.abc import Mapping, Sequence
 
 from absl import flags as absl_flags
 
-from diloco.config import config_files, flags, run_config
+from diloco.config import config_files, flags, pretrained, run_config
 from diloco.config.sections import ConfigError
 from diloco.data import corpus, sources, tokenizers
 from diloco.metrics import files
@@ -44,6 +47,8 @@ from launch import epochs, local
 CONFIG = config_files.EXPERIMENTS / 'train.py'
 STDLIB = 'stdlib'
 TEXT = 'text'
+FROM = 'from'
+LR = 'inner.lr'
 RESUME = 'resume'
 EXTEND = 'extend'
 WARMUP = 'inner.warmup_steps'
@@ -87,6 +92,7 @@ def arguments(argv: Sequence[str]) -> list[str]:
     config = written if goes_on else CONFIG
     words = [argv[0], f'--config={config}', *argv[1:], *more]
   with flags.refusing(ValueError, OSError):
+    words += _from_weights(words, goes_on)
     if text is not None and source != TEXT and not goes_on:
       words += _text_key(words, source, text)
     words = _with_tokenizer(words, workdir)
@@ -113,6 +119,8 @@ def _with_tokenizer(words: list[str], workdir: str) -> list[str]:
     others = [word for word in words if not word.endswith(f'={name}')]
     name = f'tokenizers:{_trained(name, others, workdir)}'
     words = [*others, f'--{TOKENIZER}={name}']
+  if flags.value_of(FROM, words) is not None:  # It has a vocabulary.
+    return words
   vocab = tokenizers.make_tokenizer(name).vocab
   return [*words, f'--config.model.vocab={vocab}']
 
@@ -144,6 +152,33 @@ def _trained(name: str, words: Sequence[str], workdir: str) -> pathlib.Path:
   return path
 
 
+def _from_weights(argv: Sequence[str], is_written: bool) -> list[str]:
+  """Returns the keys of --from, but for those that are given.
+
+  Args:
+    is_written: whether they are in the file of the run, and may be edited.
+
+  Raises:
+    ValueError: they can't be used.
+    FileNotFoundError: there are no such weights.
+  """
+  init_from = flags.value_of(FROM, argv)
+  if init_from is None:
+    return []
+  keys: dict[str, object] = {'model.init_from': init_from}
+  if not is_written:
+    keys = {LR: pretrained.LEARNING_RATE, **pretrained.keys_of(init_from)}
+  given = _given_keys(argv)
+  return [f'--config.{k}={x}' for k, x in keys.items() if k not in given]
+
+
+def _given_keys(words: Sequence[str]) -> set[str]:
+  """Returns the keys that a command line changes."""
+  return {
+    match[1] for w in words if (match := re.match(r'--?config\.([\w.]+)', w))
+  }
+
+
 def _with_text(argv: Sequence[str]) -> list[str]:
   """Returns a command line on which a text by itself is --text.
 
@@ -168,9 +203,7 @@ def _schedule(words: Sequence[str]) -> list[str]:
   Raises:
     ValueError: a document is malformed.
   """
-  keys = {
-    match[1] for w in words if (match := re.match(r'--?config\.([\w.]+)', w))
-  }
+  keys = _given_keys(words)
   try:
     config = run_config.build(
       flags.given_config([*words, f'--config.{WARMUP}=0'])
@@ -290,6 +323,9 @@ if __name__ == '__main__':
   making.define_flags()
   flags.define_short_flags()
   absl_flags.DEFINE_string(TEXT, None, 'The text, as it was given until 0.1.')
+  absl_flags.DEFINE_string(
+    FROM, None, 'Weights to start from: hf:FOLDER of Hugging Face, or a run.'
+  )
   absl_flags.DEFINE_bool(RESUME, False, 'Goes on with a run; begins none.')
   absl_flags.DEFINE_integer(EXTEND, None, 'Now --steps.', lower_bound=1)
   flags.run(main, parse)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters of a model as an Orbax checkpoint of its own."""
 
+import functools
 import pathlib
 from collections.abc import Mapping
 
@@ -31,3 +32,40 @@ def read_parameters(path: pathlib.Path) -> dict[str, np.ndarray]:
   with OPERATING:
     arrays = orbax().load(path.absolute())
   return {k: np.asarray(v) for k, v in arrays.items()}
+
+
+class StoredParameters:
+  """What `write_parameters` wrote, of which any box can be read.
+
+  Attributes:
+    shapes: by path.
+
+  Raises:
+    FileNotFoundError: there is no such checkpoint, or it is not complete.
+    ValueError: it is damaged.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    self._path = path.absolute()
+    if not path.is_dir():
+      raise FileNotFoundError(f'no parameters at {path}')
+    try:
+      with OPERATING:
+        found = orbax().metadata(self._path).metadata
+      self.shapes = {name: tuple(found[name].shape) for name in found}
+    except (ValueError, AttributeError, TypeError, OSError) as error:
+      first = str(error).partition('\n')[0]
+      raise ValueError(f'{path}: holds no parameters: {first}') from None
+    # A process reads all its boxes of a parameter one after the other.
+    self._whole = functools.lru_cache(1)(self._load)
+
+  def read(self, name: str, box: tuple[tuple[int, int], ...]) -> np.ndarray:
+    """Returns a box of a parameter, f32."""
+    ranges = tuple(slice(first, last) for first, last in box)
+    return self._whole(name)[ranges].astype(np.float32)
+
+  def _load(self, name: str) -> np.ndarray:
+    context = orbax().Context()
+    context.pytree.loading.partial_load = True
+    with OPERATING, context:
+      return np.asarray(orbax().load(self._path, {name: np.ndarray})[name])

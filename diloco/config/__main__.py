@@ -4,6 +4,8 @@
   python -m diloco.config                     all keys of a run
   python -m diloco.config protocol outer.lr   of sections, or single keys
   python -m diloco.config --study=goodput     of a simulation
+  python -m diloco.config --from=hf:DIR       those by which a run starts from
+                                              weights, as a file of --config
 
 A line has a key, its type, its default and its meaning: the comment of the
 key's field, behind it or above it, and its rule. What a command's own
@@ -17,7 +19,14 @@ from collections.abc import Mapping
 
 from absl import flags as absl_flags
 
-from diloco.config import flags, run_config, sections, simulation
+from diloco.config import (
+  config_files,
+  flags,
+  pretrained,
+  run_config,
+  sections,
+  simulation,
+)
 from diloco.config.sections import ConfigError
 
 FIELD = re.compile(r'  (\w+): .*?(?:  # (.*))?')
@@ -27,13 +36,20 @@ _STUDY = absl_flags.DEFINE_enum(
   'study', None, list(simulation.STUDIES), 'Lists the keys of a simulation.'
 )
 
+_FROM = absl_flags.DEFINE_string(
+  'from', None, 'Weights to start from: hf:FOLDER of Hugging Face, or a run.'
+)
+
 
 def main(argv) -> int:
   """Prints the keys that are asked for.
 
   Raises:
-    ConfigError: there is no such section or key.
+    ConfigError: there is no such section or key, or no such weights.
   """
+  if _FROM.value is not None:
+    print(from_weights(_FROM.value), end='')
+    return 0
   study = _STUDY.value
   keys = of_simulation(study) if study else of_run()
   asked = argv[1:]
@@ -52,6 +68,20 @@ def main(argv) -> int:
   for name, kind, default, meaning in rows:
     print(f'{name:{widths[0]}}  {kind:{widths[1]}}  {default:14}  {meaning}')
   return 0
+
+
+def from_weights(init_from: str) -> str:
+  """Returns a file of --config for a run that starts from weights.
+
+  Raises:
+    ConfigError: they can't be used.
+  """
+  config: dict[str, dict] = {}
+  with flags.refusing():
+    for key, value in pretrained.keys_of(init_from).items():
+      section, _, name = key.partition('.')
+      config.setdefault(section, {})[name] = value
+  return config_files.source(config, f'Starts from {init_from}.')
 
 
 @dataclasses.dataclass(frozen=True)

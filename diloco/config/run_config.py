@@ -58,6 +58,7 @@ PER_PROCESS_KEYS = frozenset(
     'inner.accumulate',
     'model.given',
     'model.remat',
+    'model.init_from',  # The parameters have their own fingerprint.
     'transport.connect_s',
     'transport.host',
     'transport.port',

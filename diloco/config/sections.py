@@ -16,7 +16,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated
 
 from diloco.config import own_code
-from diloco.models.decoder_config import ATTENTIONS, AUTO, DTYPES, REMATS
+from diloco.models.decoder_config import (
+  ACTIVATIONS,
+  ATTENTIONS,
+  AUTO,
+  DTYPES,
+  REMATS,
+  ROPE_SCALINGS,
+)
 from diloco.models.kinds import KINDS
 from diloco.numerics import codec, fragments, merge
 from diloco.numerics.optimizers import INNER, OUTER
@@ -182,6 +189,24 @@ class ModelConfig(Section, section='model'):
   attention_cap: NonNegative = 0.0  # Soft cap of its scores; 0: none.
   logit_cap: NonNegative = 0.0  # Soft cap of the logits; 0: none.
   z_loss: NonNegative = 0.0  # Weight of mean (log Σ exp logit)²; 0: none.
+  qkv_bias: bool = False  # Whether queries, keys and values have a bias.
+  qk_norm: bool = False  # Whether heads of queries and keys have an RMSNorm.
+  norm_epsilon: F32 = 1e-6  # Of all RMSNorms.
+  norm_offset: NonNegative = 0.0  # Added to their scales; 1: Gemma's.
+  activation: one_of(ACTIVATIONS) = 'silu'  # Of the gated MLP.
+  embedding_scale: NonNegative = 0.0  # Factor of its rows; 0: √d_model.
+  head_scale: NonNegative = 0.0  # Of a tied head's logits; 0: 1 / √d_model.
+  # What stretches RoPE's wavelengths by rope_factor: 'linear' all of them,
+  # 'llama3' those above rope_length / rope_low, and partly those above
+  # rope_length / rope_high.
+  rope_scaling: one_of(ROPE_SCALINGS) = 'none'
+  rope_factor: Positive = 1.0  # See rope_scaling.
+  rope_low: Positive = 1.0  # See rope_scaling.
+  rope_high: Positive = 4.0  # See rope_scaling.
+  rope_length: Count = 8192  # See rope_scaling.
+  # The parameters that training starts from: 'hf:FOLDER' of Hugging Face, the
+  # folder of a run, or its `parameters`; '': drawn from the seed.
+  init_from: str = ''
   experts: Count = 8  # Of each layer; this and all below of kind 'moe' only.
   top_k: Count = 2  # Experts that one token is sent to.
   aux_weight: NonNegative = 0.01  # Of the load-balancing loss.
@@ -197,6 +222,11 @@ class ModelConfig(Section, section='model'):
       yield f'kv_heads={self.kv_heads}: must divide model.heads={self.heads}'
     if self.head_dim % 2:
       yield f'head_dim={self.head_dim}: must be even, RoPE turns pairs'
+    if not self.rope_low < self.rope_high:
+      yield (
+        f'rope_high={self.rope_high}: must be above '
+        f'model.rope_low={self.rope_low}'
+      )
     if kind and kind.has_experts and self.top_k > self.experts:
       yield (
         f'top_k={self.top_k}: must be at most model.experts={self.experts}'

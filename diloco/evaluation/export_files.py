@@ -6,17 +6,27 @@ import pathlib
 import re
 from collections.abc import Mapping
 
+from diloco.config.pretrained import CONFIG, OF_TOKENIZER
 from diloco.data.tasks import read_questions
 from diloco.data.tokenizers import Tokenizer
 from diloco.evaluation.final_evaluation import choice_rows
-from diloco.models import hf_export
+from diloco.models import hf_format
 from diloco.models.decoder_config import DecoderConfig
 
 
 def exported_files(
-  sizes: DecoderConfig, seq_len: int, tokenizer: Tokenizer
+  sizes: DecoderConfig,
+  seq_len: int,
+  tokenizer: Tokenizer,
+  came_with: Mapping[str, bytes] | None = None,
 ) -> dict[str, Mapping | bytes]:
-  """Returns what lies beside the tensors, by its name."""
+  """Returns what lies beside the tensors, by its name.
+
+  Args:
+    came_with: files of the model that training started from: config.json, and
+      those of its tokenizer, which stay as they are if it is that of the run.
+  """
+  came_with = came_with or {}
   name, content = tokenizer.exported
   kind = tokenizer.name.partition(':')[0]
   note = (
@@ -25,17 +35,23 @@ def exported_files(
   )
   if name == 'tokenizer.model':
     note += ' Read it with sentencepiece: AutoTokenizer gives other tokens.'
-  settings = hf_export.exported_config(sizes, seq_len, tokenizer.end, note)
+  source = json.loads(came_with.get(CONFIG, b'{}'))
+  settings = hf_format.exported_config(
+    sizes, seq_len, tokenizer.end, note, source
+  )
   files = {
     'config.json': settings,
-    'generation_config.json': hf_export.generation_config(
+    'generation_config.json': hf_format.generation_config(
       seq_len, tokenizer.end
     ),
   }
+  if name and came_with.get(name) == content:
+    kept = came_with.keys() & {*OF_TOKENIZER}
+    return files | {each: came_with[each] for each in sorted(kept)}
   if name:
     files[name] = content
   if name.endswith('.json'):
-    files['tokenizer_config.json'] = hf_export.tokenizer_config(
+    files['tokenizer_config.json'] = hf_format.tokenizer_config(
       seq_len, tokenizer.end_text
     )
   return files

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from diloco.config import run_config
+from diloco.config import pretrained, run_config
 from diloco.config.lab_section import Kill
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
@@ -145,6 +145,8 @@ class Recording(LabObserver):
         f'--workdir={folder}: no run can be kept there: {error}'
       ) from None
     files.write_json(workdir.config, config)
+    if source := pretrained.of_model(config.model):
+      source.keep_files(workdir.pretrained)
     self._every = config.run.log_every_steps
     self._writers: dict[int, Writer] = {}
     # The last step of each learner: its number and scalars.

@@ -24,6 +24,7 @@ from diloco.learner.exchange_programs import (
 from diloco.models import api, sharding
 from diloco.models.kinds import KINDS
 from diloco.numerics import boxes, inner
+from diloco.run.initial_weights import InitialWeights
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import StepProfiler
 
@@ -78,8 +79,8 @@ class StepPrograms(ExchangePrograms):
     return placed, self._init_state(placed)
 
   def draw(self, zeros: Params | None = None) -> tuple[Params, object]:
-    """Draws the parameters from the run's seed, where they lie; with a fresh
-    inner state.
+    """Draws the parameters from the run's seed, where they lie, or reads there
+    those of `model.init_from`; with a fresh inner state.
 
     Args:
       zeros: deleted before, as whoever started this process may still refer to
@@ -87,11 +88,15 @@ class StepPrograms(ExchangePrograms):
 
     Their bits depend neither on the mesh nor on the number of hosts. On another
     kind of device than the syncer's they may: a learner that starts differently
-    is detected by its CRCs, and takes the syncer's Θ.
+    is detected by its CRCs, and takes the syncer's Θ. What is read has the same
+    bits on all.
     """
-
     for array in (zeros or {}).values():
       array.delete()
+    if (weights := self._run_spec.weights) is not None:
+      params = read_shards(weights, self.params_like)
+      return params, self._init_state(params)
+    assert not self._run_spec.config.model.init_from, 'weights are not opened'
 
     def init(key):
       flat = api.flatten(self._run_spec.model.init(key))
@@ -221,6 +226,25 @@ class StepPrograms(ExchangePrograms):
 
     state = jax.eval_shape(self._inner.init, self.params_like)
     return jax.tree_util.tree_map_with_path(placed, state)
+
+
+def read_shards(
+  weights: InitialWeights, likes: Mapping[str, jax.ShapeDtypeStruct]
+) -> Params:
+  """Reads to each device of this process its own shards.
+
+  Args:
+    likes: shapes and shardings, by path.
+  """
+
+  def placed(path: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+    return jax.make_array_from_callback(
+      like.shape,
+      like.sharding,
+      lambda index: weights.read(path, boxes.at(index, like.shape)),
+    )
+
+  return {path: placed(path, like) for path, like in likes.items()}
 
 
 def devices_of(config: RunConfig) -> list[jax.Device]:

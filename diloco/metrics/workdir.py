@@ -22,6 +22,7 @@ syncer/states/       checkpoints of its state
 checkpoints/NAME/    what a restarted learner resumes from
 checkpoints/lab/     what an interrupted run of the lab resumes from
 parameters/          the final parameters of the global model
+pretrained/          config.json and tokenizer that came with the first ones
 requests/            what a command asks of the launcher, until it is done
 chaos/               the plan, the faults and the verdict of `launch.chaos`
 
@@ -78,6 +79,9 @@ class Workdir:
   syncer = _inside('syncer')
   chaos = _inside('chaos')  # What faults were planned, performed and judged.
   parameters = _inside('parameters')
+  pretrained = _inside(
+    'pretrained'
+  )  # Files of `model.init_from`, for an export.
 
   @property
   def data(self) -> Mapping:

@@ -14,5 +14,5 @@ Start with `api`: `Model`, and `plain_model`, which makes one of your own
   vocabulary      rows of tokens, and the loss in chunks
   sharding        logical axes to a mesh of four axes
   flops           arithmetic of a step, which the MFU counts
-  hf_export       parameters under the names that other tools read
+  hf_format       as Hugging Face's models, both ways; free of jax
 """

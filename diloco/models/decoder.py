@@ -154,7 +154,8 @@ class Decoder(nnx.Module):
     self.layers = nnx.vmap(lambda key: Layer(config, key))(
       jax.random.split(layers_key, config.layers)
     )
-    self.norm = nnx.Param(jnp.ones((width,)), axes=('norm',), role=api.PLAIN)
+    scale = jnp.full((width,), 1 - config.norm_offset, jnp.float32)
+    self.norm = nnx.Param(scale, axes=('norm',), role=api.PLAIN)
     if not config.tied:
       self.head = layers.normal(
         head_key,
@@ -267,9 +268,9 @@ class Decoder(nnx.Module):
       positions: [B | 1, L], within segments.
     """
     config = self.config
-    angles = layers.rope_angles(positions, config.head_dim, config.rope_theta)
+    angles = layers.rope_angles(positions, config)
     x_BLD = vocabulary.look_up(self.embedding[...], tokens_BL, jnp.float32)
-    x_BLD = (x_BLD * self.scale).astype(config.dtype)
+    x_BLD = (x_BLD * config.stream_scale).astype(config.dtype)
     x_BLD = constrain(x_BLD, *STREAM)
     structure, stacked = nnx.split(self.layers)
 
@@ -294,21 +295,16 @@ class Decoder(nnx.Module):
     x_BLD, more = jax.lax.scan(
       step, x_BLD, (stacked, *of_layers), unroll=config.layers if few else 1
     )
-    return layers.rms_norm(x_BLD, self.norm[...]), more
-
-  @property
-  def scale(self) -> float:
-    """Rows of the embedding have the length 1; the stream starts with unit
-    variance.
-    """
-    return math.sqrt(self.config.d_model)
+    return layers.rms_norm(x_BLD, self.norm[...], config), more
 
   def output_head(self) -> jax.Array:
     """Returns what gives the logits, f32 [V, D]."""
-    if self.config.tied:
-      # As small as a separate head at init: 1 / √D on top of the rows' 1 / √D.
-      return self.embedding[...] / self.scale
-    return self.head[...]
+    if not self.config.tied:
+      return self.head[...]
+    if self.config.head_scale:
+      return self.embedding[...] * self.config.head_scale
+    # As small as a separate head at init: 1 / √D on top of the rows' 1 / √D.
+    return self.embedding[...] / math.sqrt(self.config.d_model)
 
 
 def _positions(tokens_BL, segments_BL) -> jax.Array:

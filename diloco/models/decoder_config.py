@@ -22,6 +22,10 @@ REMATS = {
 
 AUTO = 'auto'
 
+ACTIVATIONS = ('silu', 'gelu', 'gelu_tanh')  # 'gelu' is exact.
+# How RoPE's wavelengths are stretched, in `layers.rope_angles`.
+ROPE_SCALINGS = ('none', 'linear', 'llama3')
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionKind:
@@ -106,6 +110,19 @@ class DecoderConfig:
     attention_cap: scores s become cap · tanh(s / cap); 0: they stay.
     logit_cap: the same of logits.
     z_loss: weight of the loss that keeps logits small; 0: there is none.
+    qkv_bias: True if queries, keys and values have a bias.
+    qk_norm: True if each head of queries and keys has an RMSNorm.
+    norm_epsilon: ε of all RMSNorms.
+    norm_offset: is added to the scale of each RMSNorm.
+    activation: one of `ACTIVATIONS`, of the gated MLP.
+    embedding_scale: factor of the embedding's rows; 0: √d_model.
+    head_scale: factor of a tied head's logits; 0: 1 / √d_model.
+    rope_scaling: one of `ROPE_SCALINGS`.
+    rope_factor: by which wavelengths are stretched.
+    rope_low: of 'llama3': wavelengths above rope_length / rope_low are
+      stretched in full.
+    rope_high: of 'llama3': those below rope_length / rope_high are not.
+    rope_length: of 'llama3': length that the model was first trained on.
     experts: None: one MLP for all tokens.
   """
 
@@ -125,12 +142,31 @@ class DecoderConfig:
   attention_cap: float = 0.0
   logit_cap: float = 0.0
   z_loss: float = 0.0
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  norm_epsilon: float = 1e-6
+  norm_offset: float = 0.0
+  activation: str = 'silu'
+  embedding_scale: float = 0.0
+  head_scale: float = 0.0
+  rope_scaling: str = 'none'
+  rope_factor: float = 1.0
+  rope_low: float = 1.0
+  rope_high: float = 4.0
+  rope_length: int = 8192
   experts: ExpertsConfig | None = None
 
   def __post_init__(self):
     broken = list(self._broken_rules())
     if broken:
       raise ValueError('decoder: ' + '; '.join(broken))
+
+  @property
+  def stream_scale(self) -> float:
+    """The factor of the embedding's rows. They are drawn with the length 1: by
+    √d_model the stream starts with unit variance.
+    """
+    return self.embedding_scale or math.sqrt(self.d_model)
 
   @property
   def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -144,6 +180,11 @@ class DecoderConfig:
       'value': (width, *kv_heads),
       'out': (*heads, width),
     }
+    if self.qkv_bias:
+      attention['query_bias'] = (math.prod(heads),)
+      attention['key_bias'] = attention['value_bias'] = (math.prod(kv_heads),)
+    if self.qk_norm:
+      attention['query_norm'] = attention['key_norm'] = (self.head_dim,)
     experts = (self.experts.experts,) if self.experts else ()
     mlp = {
       'norm': (width,),
@@ -193,6 +234,21 @@ class DecoderConfig:
       yield f'remat={self.remat!r}, must be one of {tuple(REMATS)}'
     if self.attention not in (AUTO, *ATTENTIONS):
       yield f'attention={self.attention!r}, must be one of {tuple(ATTENTIONS)}'
-    for name in ('window', 'attention_cap', 'logit_cap', 'z_loss'):
+    if self.activation not in ACTIVATIONS:
+      yield f'activation={self.activation!r}, must be one of {ACTIVATIONS}'
+    if self.experts and self.activation != 'silu':
+      yield f"activation={self.activation!r}, must be 'silu' with experts"
+    if self.rope_scaling not in ROPE_SCALINGS:
+      given = f'rope_scaling={self.rope_scaling!r}'
+      yield f'{given}, must be one of {ROPE_SCALINGS}'
+    for name in ('norm_epsilon', 'rope_factor', 'rope_low', 'rope_length'):
+      if not 0 < getattr(self, name) < math.inf:
+        yield f'{name}={getattr(self, name)}, must be finite and above 0'
+    if not self.rope_low < self.rope_high < math.inf:
+      yield f'rope_high={self.rope_high}, must be finite and above rope_low'
+    for name in (
+      *('window', 'attention_cap', 'logit_cap', 'z_loss'),
+      *('norm_offset', 'embedding_scale', 'head_scale'),
+    ):
       if not 0 <= getattr(self, name) < math.inf:
         yield f'{name}={getattr(self, name)}, must be finite and ≥ 0'

@@ -78,7 +78,9 @@ TREE = 'tree.json'  # In the folder `model.given`: their shapes and roles.
 
 KINDS = {
   'decoder': ModelKind(_decoder, _dense),
-  'moe': ModelKind(_decoder, _moe, has_experts=True),
+  'moe': ModelKind(
+    _decoder, _moe, has_experts=True, fixed={'activation': 'silu'}
+  ),
   'bowl': ModelKind(
     _bowl, fixed={'dtype': 'float32', 'remat': 'none', 'tied': False}
   ),

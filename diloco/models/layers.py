@@ -10,6 +10,7 @@ Suffixes of arrays give their shape:
   C half of head_dim, 1 one.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -18,11 +19,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from diloco.models import api
+from diloco.models import api, decoder_config
 from diloco.models.decoder_config import DecoderConfig
 from diloco.models.sharding import TENSOR, is_cut, platform
 
-NORM_EPSILON = 1e-6
+ACTIVATIONS = {
+  'silu': jax.nn.silu,
+  'gelu': functools.partial(jax.nn.gelu, approximate=False),
+  'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
+}
+assert ACTIVATIONS.keys() == {*decoder_config.ACTIVATIONS}
 # Queries [B, L, N, H], keys and values [B, L, K, H] -> [B, L, N, H].
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
@@ -35,8 +41,8 @@ class Attention(nnx.Module):
     heads, kv_heads = config.heads, config.kv_heads
     keys = jax.random.split(key, 4)
     std = 1 / math.sqrt(width)
-    self.dtype = config.dtype
-    self.norm = stacked_ones(width)
+    self.config = config
+    self.norm = stacked_scale(config)
     self.query = stacked_normal(
       keys[0], (width, heads, head_dim), std, ('embed', 'heads', None)
     )
@@ -52,27 +58,43 @@ class Attention(nnx.Module):
       residual_std(heads * head_dim, config.layers),
       ('heads', None, 'embed'),
     )
+    if config.qkv_bias:
+      self.query_bias = stacked((heads * head_dim,), 0, 'heads')
+      self.key_bias = stacked((kv_heads * head_dim,), 0, 'kv_heads')
+      self.value_bias = stacked((kv_heads * head_dim,), 0, 'kv_heads')
+    if config.qk_norm:
+      self.query_norm = stacked((head_dim,), 1 - config.norm_offset, None)
+      self.key_norm = stacked((head_dim,), 1 - config.norm_offset, None)
 
   def __call__(
     self, x_BLD: jax.Array, angles: jax.Array, attend: Attend
   ) -> jax.Array:
-    x_BLD = rms_norm(x_BLD, self.norm[...])
+    config = self.config
+    x_BLD = rms_norm(x_BLD, self.norm[...], config)
     q_BLNH, k_BLKH, v_BLKH = products(
       x_BLD, self.query[...], self.key[...], self.value[...]
     )
+    if config.qkv_bias:
+      q_BLNH = biased(q_BLNH, self.query_bias[...])
+      k_BLKH = biased(k_BLKH, self.key_bias[...])
+      v_BLKH = biased(v_BLKH, self.value_bias[...])
+    if config.qk_norm:
+      q_BLNH = rms_norm(q_BLNH, self.query_norm[...], config)
+      k_BLKH = rms_norm(k_BLKH, self.key_norm[...], config)
     y_BLNH = attend(rope(q_BLNH, angles), rope(k_BLKH, angles), v_BLKH)
-    return jnp.einsum('BLNH,NHD->BLD', y_BLNH, self.out[...].astype(self.dtype))
+    out_NHD = self.out[...].astype(config.dtype)
+    return jnp.einsum('BLNH,NHD->BLD', y_BLNH, out_NHD)
 
 
 class Mlp(nnx.Module):
-  """down(silu(gate(x)) · up(x)), known as SwiGLU."""
+  """down(silu(gate(x)) · up(x)), known as SwiGLU, or with a GELU."""
 
   def __init__(self, config: DecoderConfig, key: jax.Array):
     width, d_ff = config.d_model, config.d_ff
     keys = jax.random.split(key, 3)
     std = 1 / math.sqrt(width)
-    self.dtype = config.dtype
-    self.norm = stacked_ones(width)
+    self.config = config
+    self.norm = stacked_scale(config)
     self.gate = stacked_normal(keys[0], (width, d_ff), std, ('embed', 'mlp'))
     self.up = stacked_normal(keys[1], (width, d_ff), std, ('embed', 'mlp'))
     self.down = stacked_normal(
@@ -83,12 +105,12 @@ class Mlp(nnx.Module):
     )
 
   def __call__(self, x_BLD: jax.Array) -> jax.Array:
-    x_BLD = rms_norm(x_BLD, self.norm[...])
+    x_BLD = rms_norm(x_BLD, self.norm[...], self.config)
     gate_BLF, up_BLF = products(x_BLD, self.gate[...], self.up[...])
     return jnp.einsum(
       'BLF,FD->BLD',
-      jax.nn.silu(gate_BLF) * up_BLF,
-      self.down[...].astype(self.dtype),
+      ACTIVATIONS[self.config.activation](gate_BLF) * up_BLF,
+      self.down[...].astype(self.config.dtype),
     )
 
 
@@ -111,22 +133,49 @@ def products(x_BLD: jax.Array, *matrices: jax.Array) -> list[jax.Array]:
   ]
 
 
-def rms_norm(x_BLD: jax.Array, scale_D: jax.Array) -> jax.Array:
-  """x / √(mean(x²) + ε) · scale, computed in f32, in the dtype of x."""
+def biased(x_BLNH: jax.Array, bias: jax.Array) -> jax.Array:
+  """x + bias [N · H], in the dtype of x."""
+  bias_11NH = bias.reshape(1, 1, *x_BLNH.shape[2:])
+  return x_BLNH + bias_11NH.astype(x_BLNH.dtype)
+
+
+def rms_norm(
+  x_BLD: jax.Array, scale_D: jax.Array, config: DecoderConfig
+) -> jax.Array:
+  """x / √(mean(x²) + ε) · (offset + scale), computed in f32, in the dtype of x.
+
+  Args:
+    x_BLD: or with more axes; the mean is that over the last one.
+  """
   x32_BLD = x_BLD.astype(jnp.float32)
   square_BL1 = jnp.mean(jnp.square(x32_BLD), axis=-1, keepdims=True)
-  normed_BLD = x32_BLD * jax.lax.rsqrt(square_BL1 + NORM_EPSILON)
-  return (normed_BLD * scale_D[None, None, :]).astype(x_BLD.dtype)
+  normed_BLD = x32_BLD * jax.lax.rsqrt(square_BL1 + config.norm_epsilon)
+  if config.norm_offset:
+    scale_D = config.norm_offset + scale_D
+  scale_11D = jnp.expand_dims(scale_D, range(x_BLD.ndim - 1))
+  return (normed_BLD * scale_11D).astype(x_BLD.dtype)
 
 
-def rope_angles(positions: jax.Array, head_dim: int, theta: float) -> jax.Array:
+def rope_angles(positions: jax.Array, config: DecoderConfig) -> jax.Array:
   """position · theta^(−2c / head_dim) for each pair c, in f32.
+
+  Scaled 'linear', wavelengths are `rope_factor` times as long; as 'llama3', the
+  long ones are, the short ones stay, and those between are in between.
 
   Args:
     positions: [B, L], or [1, L]; the result has the axis C more.
   """
-  pairs_C = jnp.arange(head_dim // 2, dtype=jnp.float32)
-  frequency_C = theta ** (-2.0 * pairs_C / head_dim)
+  pairs_C = jnp.arange(config.head_dim // 2, dtype=jnp.float32)
+  frequency_C = config.rope_theta ** (-2.0 * pairs_C / config.head_dim)
+  if config.rope_scaling != 'none':
+    share_C = 0.0  # Of what stays as it is.
+    if config.rope_scaling == 'llama3':
+      waves_C = config.rope_length * frequency_C / (2 * math.pi)
+      share_C = (waves_C - config.rope_low) / (
+        config.rope_high - config.rope_low
+      )
+      share_C = jnp.clip(share_C, 0, 1)
+    frequency_C *= share_C + (1 - share_C) / config.rope_factor
   return positions.astype(jnp.float32)[..., None] * frequency_C[None, None]
 
 
@@ -170,7 +219,14 @@ def stacked_normal(
   return normal(key, shape, std, axes=axes, role=api.STACKED)
 
 
-def stacked_ones(width: int) -> nnx.Param:
-  """Makes the scale of one layer's norm."""
-  axes = ('layers', 'norm')
-  return nnx.Param(jnp.ones((width,)), axes=axes, role=api.STACKED)
+def stacked(
+  shape: tuple[int, ...], value: float, *axes: str | None
+) -> nnx.Param:
+  """Makes one layer's parameter of equal values, as `stacked_normal` does."""
+  filled = jnp.full(shape, value, jnp.float32)
+  return nnx.Param(filled, axes=('layers', *axes), role=api.STACKED)
+
+
+def stacked_scale(config: DecoderConfig) -> nnx.Param:
+  """Makes the scale of one layer's norm of the stream."""
+  return stacked((config.d_model,), 1 - config.norm_offset, 'norm')

@@ -126,9 +126,9 @@ class Experts(nnx.Module):
     width, d_ff, experts = config.d_model, config.d_ff, config.experts.experts
     keys = jax.random.split(key, 4)
     std = 1 / math.sqrt(width)
-    self.dtype = config.dtype
+    self.config = config
     self.top_k = config.experts.top_k
-    self.norm = layers.stacked_ones(width)
+    self.norm = layers.stacked_scale(config)
     self.router = layers.stacked_normal(
       keys[0], (width, experts), std, ('embed', 'router')
     )
@@ -151,7 +151,7 @@ class Experts(nnx.Module):
     )
 
   def __call__(self, x_BLD: jax.Array) -> tuple[jax.Array, Routing]:
-    x_BLD = layers.rms_norm(x_BLD, self.norm[...])
+    x_BLD = layers.rms_norm(x_BLD, self.norm[...], self.config)
     bias_E = None if self.router_bias is None else self.router_bias[...]
     # In f32 whatever the dtype: rounding a logit may change a choice.
     logits_BLE = jnp.einsum(
@@ -163,7 +163,7 @@ class Experts(nnx.Module):
       routing.chosen_BLK,
       routing.gates_BLK,
       *(
-        matrix[...].astype(self.dtype)
+        matrix[...].astype(self.config.dtype)
         for matrix in (self.gate, self.up, self.down)
       ),
     )

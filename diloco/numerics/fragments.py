@@ -81,6 +81,13 @@ class Piece:
       return (slice(*self.rows), ...)
     return (...,)
 
+  def box(self, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Returns where it is in its array, whose shape is given."""
+    whole = tuple((0, n) for n in shape)
+    if self.layer is not None:
+      return ((self.layer, self.layer + 1), *whole[1:])
+    return (self.rows, *whole[1:]) if self.rows is not None else whole
+
 
 Pieces = Sequence[Piece]
 

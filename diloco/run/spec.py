@@ -5,8 +5,9 @@ Learners and syncer build it independently and compare its fingerprints.
 """
 
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -24,10 +25,17 @@ from diloco.models.decoder_config import DecoderConfig
 from diloco.models.kinds import GIVEN, KINDS, sizes_of
 from diloco.numerics import merge
 from diloco.numerics.codec import Codec
-from diloco.numerics.fragments import Layout, TensorSpec, make_layout, take
+from diloco.numerics.fragments import (
+  Layout,
+  Piece,
+  TensorSpec,
+  make_layout,
+  take,
+)
 from diloco.numerics.schedule import PROGRESS, make_schedule
 from diloco.numerics.shard_assignment import ShardAssignment, shards_of
 from diloco.run import choices
+from diloco.run.initial_weights import InitialWeights, open_weights
 
 if TYPE_CHECKING:
   from diloco.data import pipeline
@@ -36,6 +44,7 @@ FULL = 'f32'  # The codec of a full fragment.
 INITIAL = 'initial'  # In the folder `model.given`: the parameters.
 
 
+WEIGHTS = 'initial parameters'  # What their fingerprint is called.
 ORDER = 'rows by turns'  # How `data.pipeline` deals rows to learners.
 
 
@@ -56,6 +65,7 @@ class RunSpec:
   outer: Any  # The outer one, of each fragment.
   # Of all pieces but embeddings, and of these.
   merge_rules: tuple[merge.Rule, merge.Rule]
+  weights: InitialWeights | None = None  # None: drawn from the seed.
 
   @property
   def fingerprints(self) -> dict[str, str]:
@@ -64,11 +74,23 @@ class RunSpec:
     Every value of the configuration is included in full, so that a refusal can
     name the key that differs.
     """
-    return {
+    agreed = {
       **run_config.agreement(self.config),
       'layout': self.layout.fingerprint(),
       'data': f'{self.text.fingerprint[:16]}, {ORDER}',
     }
+    if self.weights is not None:
+      agreed[WEIGHTS] = self._weights_fingerprint
+    return agreed
+
+  @functools.cached_property
+  def _weights_fingerprint(self) -> str:
+    return self.weights.fingerprint(self.shapes)
+
+  @property
+  def shapes(self) -> dict[str, tuple[int, ...]]:
+    """Path -> shape of each parameter."""
+    return {path: spec.shape for path, spec in self.specs.items()}
 
   @property
   def parameters(self) -> int:
@@ -117,22 +139,45 @@ class RunSpec:
     )
 
   def initial_parameters(self) -> dict[str, np.ndarray]:
-    """Draws the parameters from the run's seed: path -> f32 array, on the CPU.
+    """Returns the parameters that the run begins with: path -> f32 array.
 
-    The syncer's; a learner draws its own where they lie, to the same bits on
-    CPU devices (`LearnerPrograms.draw`).
+    Drawn from the run's seed on the CPU, read from `model.init_from`, or given.
+    The syncer's; a learner makes its own where they lie, to the same bits on
+    CPU devices, and of weights that are read on all (`LearnerPrograms.draw`).
     """
     if self.config.model.kind == GIVEN:
       folder = pathlib.Path(self.config.model.given)
       return read_parameters(folder / INITIAL)
+    if self.weights is not None:
+      return self.weights.whole(self.shapes)
+    assert not self.config.model.init_from, 'its weights were not opened'
     with jax.default_device(jax.local_devices(backend='cpu')[0]):
       params = jax.jit(self.model.init)(jax.random.key(self.config.seed))
       flat = api.flatten(params)
       return {path: np.asarray(x, np.float32) for path, x in flat.items()}
 
-  def initial_fragments(self) -> list[dict[str, np.ndarray]]:
-    """Returns the initial parameters by fragment: piece name -> array."""
-    return self.fragments_of(self.initial_parameters())
+  def initial_fragments(
+    self, pieces: Sequence[Sequence[Piece]] | None = None
+  ) -> list[dict[str, np.ndarray]]:
+    """Returns the initial parameters by fragment: piece name -> array.
+
+    Args:
+      pieces: those that are wanted of each fragment; None: all. Of weights that
+        are read, others are not.
+    """
+    pieces = self.layout.fragments if pieces is None else pieces
+    if self.weights is None:
+      return self.fragments_of(self.initial_parameters(), pieces)
+    fragments = [{} for _ in pieces]
+    # Path by path: what is stored is read once.
+    for each, fragment in sorted(
+      ((x, p) for p, of_fragment in enumerate(pieces) for x in of_fragment),
+      key=lambda item: item[0].path,
+    ):
+      box = each.box(self.specs[each.path].shape)
+      values = self.weights.read(each.path, box).reshape(each.shape)
+      fragments[fragment][each.name] = np.asarray(values, order='C')
+    return fragments
 
   def fragments_like(self) -> list[dict[str, jax.ShapeDtypeStruct]]:
     """Returns the shapes of `initial_fragments`, without drawing them."""
@@ -142,15 +187,20 @@ class RunSpec:
     ]
 
   def fragments_of(
-    self, params: Mapping[str, np.ndarray]
+    self,
+    params: Mapping[str, np.ndarray],
+    pieces: Sequence[Sequence[Piece]] | None = None,
   ) -> list[dict[str, np.ndarray]]:
     """Returns path -> array cut into fragments: piece name -> array.
 
     The pieces are views, where they lie contiguously.
+
+    Args:
+      pieces: those that are wanted of each fragment; None: all.
     """
     return [
       {name: np.asarray(x, order='C') for name, x in take(params, p).items()}
-      for p in self.layout.fragments
+      for p in (self.layout.fragments if pieces is None else pieces)
     ]
 
 
@@ -158,17 +208,21 @@ def make_run_spec(
   config: run_config.RunConfig,
   model: api.Model | None = None,
   reads_text: bool = True,
+  reads_weights: bool = True,
 ) -> RunSpec:
   """Builds the `RunSpec` of a run without touching a device.
 
   Args:
     model: replaces the model that `config.model` describes.
     reads_text: False replaces the text by an empty one, for compiling only.
+    reads_weights: False leaves `model.init_from` alone, for what needs no
+      initial parameters; nor do they where no text is read.
 
   Raises:
     ValueError: the model cannot be cut as configured, or the text is too short,
-      or a function of the user's own cannot be found or gives what is invalid.
-    FileNotFoundError: the text is missing.
+      or a function of the user's own cannot be found or gives what is invalid,
+      or `model.init_from` has no parameters of this model.
+    FileNotFoundError: the text or `model.init_from` is missing.
   """
   # The text comes first: it is what is most often missing.
   text = None
@@ -181,6 +235,11 @@ def make_run_spec(
     path: TensorSpec(tuple(leaf.shape), model.roles[path])
     for path, leaf in shapes.items()
   }
+  weights = None
+  if reads_text and reads_weights:
+    weights = open_weights(
+      config.model, {path: spec.shape for path, spec in specs.items()}
+    )
 
   layout = make_layout(
     specs,
@@ -203,6 +262,7 @@ def make_run_spec(
     inner=choices.inner(config.inner, specs, model.axes),
     outer=choices.outer(config),
     merge_rules=choices.merge_rules(config),
+    weights=weights,
   )
 
 

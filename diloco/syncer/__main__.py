@@ -9,6 +9,7 @@ import sys
 from absl import flags, logging
 
 from diloco.config import flags as config_flags
+from diloco.config import pretrained
 from diloco.metrics import files
 from diloco.metrics.workdir import SYNCER, Workdir, folder_at
 from diloco.run.command import run_command
@@ -56,6 +57,8 @@ def main(config) -> int:
     return 1
   try:
     files.write_json(workdir.config, dataclasses.asdict(config))
+    if source := pretrained.of_model(config.model):
+      source.keep_files(workdir.pretrained)
   except OSError as error:  # Of a run that goes on it is there already.
     logging.error('the configuration is not written: %s', error)
   signal.signal(signal.SIGTERM, server.stop)

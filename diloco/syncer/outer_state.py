@@ -162,12 +162,14 @@ class OuterState:
     return params
 
   def _draw(self):
-    """Draws the run's initial parameters for fragments without a state."""
-    initial = zip(self._run_spec.initial_fragments(), self._pieces)
-    for p, (theta, pieces) in enumerate(initial):
+    """Makes the run's initial parameters for fragments without a state."""
+    wanted = [
+      () if p in self._known else pieces
+      for p, pieces in enumerate(self._pieces)
+    ]
+    for p, theta in enumerate(self._run_spec.initial_fragments(wanted)):
       if p not in self._known:
-        own = {x.name: theta[x.name] for x in pieces}
-        self.restore(p, outer.init(own, self._optimizer))
+        self.restore(p, outer.init(theta, self._optimizer))
 
   def _set(self, fragment: int, state: outer.FragmentState):
     self._known[fragment] = state

@@ -22,7 +22,7 @@ from diloco.evaluation.final_evaluation import (
 )
 from diloco.metrics import files, status
 from diloco.metrics.workdir import Workdir
-from diloco.models import hf_export
+from diloco.models import hf_format
 from diloco.run import choices
 from diloco.run.spec import decoder_config, make_run_spec
 from experiments import tests_tiny
@@ -135,14 +135,14 @@ def test_export_writes_the_parameters_under_other_names(
   text = (tmp_path / 'out' / safetensors_files.CONFIG).read_text()
   settings = json.loads(text)
   sizes = decoder_config(run_spec.config)
-  expected = hf_export.to_exported(params, sizes)
+  expected = hf_format.Tensors(sizes).exported(params)
   assert tensors.keys() == expected.keys()
   for name, x in expected.items():
     np.testing.assert_array_equal(tensors[name], x, err_msg=name)
   assert settings['max_position_embeddings'] == 32
   said = "Tokens are those of 'bytes', in tokenizer.json"
   assert settings['notes'][0].startswith(said)
-  rest = hf_export.exported_config(sizes, 32, 0, settings['notes'][0])
+  rest = hf_format.exported_config(sizes, 32, 0, settings['notes'][0])
   assert settings == json.loads(json.dumps(rest))
   generation = (tmp_path / 'out' / 'generation_config.json').read_text()
   assert json.loads(generation) == {

@@ -164,6 +164,26 @@ def test_a_text_becomes_the_flags_of_a_run():
   assert train.arguments(given) == given
 
 
+def test_weights_set_the_keys_of_the_model(tmp_path):
+  source = ROOT / 'tests' / 'models' / 'hf' / 'qwen2'
+  workdir = f'--workdir={tmp_path / "run"}'
+  words = ['train', 'b.txt', f'--from=hf:{source}', workdir, '--seed=3']
+  given = train.arguments([*words, '--config.model.rope_theta=9'])
+  keys = {'qkv_bias=True', 'vocab=64', f'init_from=hf:{source}'}
+  assert {f'--config.model.{key}' for key in keys} <= {*given}
+  assert '--config.inner.lr=5e-05' in given
+  assert [word for word in given if 'rope_theta' in word] == [
+    '--config.model.rope_theta=9'
+  ]
+  assert '--config.inner.lr=5e-05' not in train.arguments([*words, '--lr=1'])
+  # What was edited there stays.
+  (tmp_path / 'run.py').write_text('')
+  again = [word for word in train.arguments(words) if '.model.' in word]
+  assert again == [f'--config.model.init_from=hf:{source}']
+  with pytest.raises(ConfigError, match='there is no folder none'):
+    train.arguments(['train', '--from=hf:none', workdir + '2'])
+
+
 def test_the_file_beside_a_run_is_taken_as_it_was_edited(tmp_path, capsys):
   workdir = str(tmp_path / 'runs' / 'book')
   config = run_config.defaults() | {'seed': 3}

@@ -3,38 +3,64 @@
 
 Run in a process of its own by `test_device_meshes.py`: the number of devices
 can't change within one. Arguments: 'decoder' or 'moe', then a word
-fsdp×expert×tensor×accumulate, such as 2x1x2x1, per mesh.
+fsdp×expert×tensor×accumulate, such as 2x1x2x1, per mesh. They begin with
+weights in a folder of Hugging Face.
 """
 
 import json
+import pathlib
 import sys
+import tempfile
 
 import jax
 import numpy as np
 
+from diloco.checkpoint.safetensors_files import write_exported
 from diloco.config import run_config
 from diloco.data import pipeline
 from diloco.learner.programs import LearnerPrograms
-from diloco.run.spec import make_run_spec
+from diloco.learner.restore import initial_replicas
+from diloco.models.hf_format import Tensors, exported_config
+from diloco.run.spec import decoder_config, make_run_spec
+from diloco.syncer.outer_state import OuterState
 from experiments import tests_tiny
 
 STEPS = 6
 OPTIMIZERS = {'decoder': 'adamw', 'moe': 'muon'}
 
 
-def losses(kind: str, fsdp: int, expert: int, tensor: int, parts: int) -> dict:
-  """Losses of inner steps with a snapshot and a blend after each."""
+def _config(kind: str):
   config = tests_tiny.get_config()
   config.model.update(kind=kind, heads=4, kv_heads=4, head_dim=8)
   # The balance of experts is of a part of the batch: no mean over its rows.
   config.model.update(experts=4, top_k=2, aux_weight=0.0)
   config.data.batch = 8
+  return config
+
+
+def write_weights(folder: pathlib.Path, kind: str):
+  """Writes what the runs begin with, as other tools have it."""
+  run_spec = make_run_spec(run_config.build(_config(kind)))
+  drawn = run_spec.initial_parameters()
+  sizes = decoder_config(run_spec.config)
+  tensors = Tensors(sizes).exported({k: x * 1.25 for k, x in drawn.items()})
+  settings = exported_config(sizes, 32, 0, '')
+  write_exported(folder, tensors, {'config.json': settings})
+
+
+def losses(
+  folder, kind: str, fsdp: int, expert: int, tensor: int, parts: int
+) -> dict:
+  """Losses of inner steps with a snapshot and a blend after each."""
+  config = _config(kind)
   config.inner.update(accumulate=parts, optimizer=OPTIMIZERS[kind])
   config.mesh.update(fsdp=fsdp, expert=expert, tensor=tensor)
   config.protocol.update(blend='interpolate', blend_alpha=0.5)
+  config.model.init_from = f'hf:{folder}'
   run_spec = make_run_spec(run_config.build(config))
   programs = LearnerPrograms(run_spec, jax.devices()[: fsdp * expert * tensor])
-  params, state = programs.init(run_spec.initial_parameters())
+  params, state = programs.draw()
+  replicas = initial_replicas(run_spec, programs, params)
   theta = run_spec.initial_fragments()
   dataset = run_spec.dataset(0)
   found, sizes = [], []
@@ -59,6 +85,8 @@ def losses(kind: str, fsdp: int, expert: int, tensor: int, parts: int) -> dict:
   moments = jax.tree.leaves(state)
   return {
     'losses': found,
+    'crcs': [replica.crc for replica in replicas],
+    'crcs_of_the_syncer': OuterState(run_spec).crcs(),
     'largest_shard': max(int(np.prod(s)) for s in shards.values()),
     'largest_exchanged_shard': max(sizes),
     'largest_moment_shard': max(
@@ -68,7 +96,11 @@ def losses(kind: str, fsdp: int, expert: int, tensor: int, parts: int) -> dict:
 
 
 def main(kind: str, *meshes: str):
-  found = {mesh: losses(kind, *map(int, mesh.split('x'))) for mesh in meshes}
+  with tempfile.TemporaryDirectory() as folder:
+    write_weights(pathlib.Path(folder), kind)
+    found = {
+      mesh: losses(folder, kind, *map(int, mesh.split('x'))) for mesh in meshes
+    }
   print(json.dumps(found))
 
 

@@ -67,3 +67,9 @@ def test_nothing_exchanged_is_larger_than_a_shard_of_a_parameter(kind, mesh):
   fsdp, _, tensor, _ = _sizes(mesh)
   if fsdp * tensor > 1:  # The largest piece may be no expert's.
     assert found['largest_exchanged_shard'] < whole['largest_exchanged_shard']
+
+
+@pytest.mark.parametrize('kind, mesh', PAIRS)
+def test_weights_that_are_read_are_those_of_the_syncer(kind, mesh):
+  found = _of(kind)[mesh]
+  assert found['crcs'] == found['crcs_of_the_syncer'] == _of(kind)[ONE]['crcs']

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from diloco.models import api, hf_export
+from diloco.models import api, hf_format
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
 
@@ -139,8 +139,8 @@ def _logits(tensors, settings, tokens):
 @of_each
 def test_their_forward_pass_gives_our_loss(config):
   params = _params(config)
-  tensors = hf_export.to_exported(params, config)
-  settings = hf_export.exported_config(config, LENGTH, 0, '')
+  tensors = hf_format.Tensors(config).exported(params)
+  settings = hf_format.exported_config(config, LENGTH, 0, '')
   settings = json.loads(json.dumps(settings))
   tokens = jax.random.randint(
     jax.random.key(1), (2, LENGTH + 1), 0, config.vocab
@@ -159,12 +159,12 @@ def test_their_forward_pass_gives_our_loss(config):
 
 
 def test_routers_with_a_bias_are_refused():
-  hf_export.check_exportable(CONFIG)
-  hf_export.check_exportable(MIXTURE)
+  hf_format.family_of(CONFIG)
+  hf_format.family_of(MIXTURE)
   biased = ExpertsConfig(5, 2, bias_rate=0.01)
   problem = r'model\.router_bias_rate=0\.01: .* only .*router_bias_rate=0'
   with pytest.raises(ValueError, match=problem):
-    hf_export.check_exportable(dataclasses.replace(CONFIG, experts=biased))
+    hf_format.family_of(dataclasses.replace(CONFIG, experts=biased))
   for name in ('window', 'attention_cap', 'logit_cap'):
     with pytest.raises(ValueError, match=rf'model\.{name}=8'):
-      hf_export.check_exportable(dataclasses.replace(CONFIG, **{name: 8}))
+      hf_format.family_of(dataclasses.replace(CONFIG, **{name: 8}))

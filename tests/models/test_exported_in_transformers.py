@@ -12,7 +12,7 @@ import pytest
 from diloco.checkpoint import safetensors_files
 from diloco.data.tokenizers import BYTES
 from diloco.evaluation.export_files import exported_files
-from diloco.models import api, hf_export
+from diloco.models import api, hf_format
 from diloco.models.decoder import make_decoder
 from diloco.models.decoder_config import DecoderConfig, ExpertsConfig
 
@@ -39,7 +39,7 @@ def _export(folder, config):
     path: (0.3 * rng.standard_normal(leaf.shape) + ('norm' in path)).astype('f')
     for path, leaf in api.check_model(make_decoder(config)).items()
   }
-  tensors = hf_export.to_exported(params, config)
+  tensors = hf_format.Tensors(config).exported(params)
   files = exported_files(config, LENGTH, BYTES)
   safetensors_files.write_exported(folder, tensors, files)
   return params

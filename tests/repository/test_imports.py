@@ -19,6 +19,7 @@ CHOICES: diloco.data.sources diloco.data.tokenizers diloco.models.decoder_config
   diloco.transport.planes
 CONFIG: diloco.config.config_files diloco.config.data_section
   diloco.config.flags diloco.config.lab_section diloco.config.own_code
+  diloco.config.pretrained
   diloco.config.run_config diloco.config.sections diloco.config.unlike
 SIMULATED: CONFIG diloco.config.simulation
 PLANNED: diloco.config.hardware diloco.config.sections diloco.fleets.systems
@@ -57,6 +58,8 @@ diloco/checkpoint/parameters.py: diloco.checkpoint.orbax_files numpy orbax
 diloco/checkpoint/safetensors_files.py: numpy safetensors
 # Registries of choices, which import nothing heavy.
 diloco/config: CHOICES diloco.protocol
+diloco/config/pretrained.py: diloco.config diloco.models.hf_format
+  diloco.models.kinds
 diloco/config/lab_section.py: diloco.config diloco.faults diloco.lab.lab_systems
 diloco/config/simulation.py: diloco.config diloco.fleets.failures
   diloco.fleets.systems diloco.protocol
@@ -127,7 +130,8 @@ experiments/own_model.py: diloco.models.api experiments.common jax
 experiments/own_loop.py: diloco jax numpy optax
 LAUNCH: CONFIG absl diloco.config.hardware diloco.metrics
   diloco.monitoring.monitor_flags diloco.pages.figures diloco.pages.text_tables
-  diloco.protocol diloco.run.bind_policy diloco.sizing.memory diloco.sweeps
+  diloco.protocol diloco.run.bind_policy diloco.run.initial_weights
+  diloco.sizing.memory diloco.sweeps
   diloco.transport.planes diloco.transport.sockets diloco.watch ml_collections
   rich yaml
 launch: LAUNCH
