@@ -20,6 +20,7 @@ from diloco.config import config_files, flags, run_config
 from diloco.metrics.files import MalformedFile
 from diloco.metrics.run_progress import ProgressLine, counter
 from diloco.metrics.workdir import Workdir
+from diloco.models.kinds import GIVEN
 from diloco.replay.replay import (
   NotReplayable,
   Replay,
@@ -47,6 +48,11 @@ def replay(workdir: Workdir) -> Replayed:
     FileNotFoundError: a file, or the text, is missing.
   """
   config = run_config.build(config_files.read(str(workdir.config)))
+  if config.model.kind == GIVEN:
+    raise NotReplayable(
+      "model.kind='given': its steps were made by a loop of the user's own, "
+      'which alone can make them again'
+    )
   tapes = read_tapes(workdir)
   plan = make_plan(tapes)
   _check_replayable(plan)

@@ -9,6 +9,7 @@ import pytest
 
 from diloco.checkpoint.parameters import read_parameters
 from diloco.metrics.status import read_summary
+from tests.commands import python
 from tests.processes.processes import START_S, Processes
 
 pytestmark = pytest.mark.beside
@@ -53,6 +54,8 @@ def test_a_loop_of_ones_own_dies_and_comes_back(kind, tmp_path):
     for number in (0, 1):
       losses = [line['train/loss'] for line in run.steps(number)]
       assert losses[-1] < 0.8 * losses[0]
+    replayed = python('-m', 'diloco.replay', run.workdir.root)
+    assert "model.kind='given': its steps were made by" in replayed.stderr
     final = read_parameters(run.workdir.parameters)
     for number in (0, 1):
       theta = read_parameters(run.workdir.root / f'theta-{number}')
