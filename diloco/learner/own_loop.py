@@ -35,7 +35,7 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.learner import restore
 from diloco.learner.boundaries import Boundaries
-from diloco.learner.connection import SyncerAddress
+from diloco.learner.connection import RunIsOver, SyncerAddress
 from diloco.learner.exchange_programs import ExchangePrograms, like
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_state import TrainState
@@ -45,7 +45,6 @@ from diloco.models import api
 from diloco.models.given import given_model
 from diloco.models.kinds import GIVEN, TREE
 from diloco.numerics import fragments
-from diloco.protocol.learner import events as learner_events
 from diloco.run.bind_policy import open_access
 from diloco.run.environment import describe
 from diloco.run.event_log import LearnerEventLog
@@ -328,7 +327,6 @@ class Learner:
     run_spec = make_run_spec(config, given_model(self._tree.table))
     self._run_spec = run_spec
     self.done = False
-    self._left: learner_events.Leave | None = None
     self._started = False
     folder = Workdir(
       pathlib.Path(workdir).absolute(), folder_at(config.checkpoint.folder)
@@ -405,9 +403,11 @@ class Learner:
       SyncerAbsent: there is no syncer.
     """
     with jax.transfer_guard('allow'):
-      training = self._boundaries.begin()
-      if not training:
-        self._leave()
+      try:
+        if not self._boundaries.begin():
+          self._leave()
+      except RunIsOver:
+        self.done = True
     self._started = True
     self._programs.given = None
     return self._result()
@@ -430,7 +430,8 @@ class Learner:
       rows: by which `position` moves on.
 
     Raises:
-      ValueError: another tree, shape, dtype or sharding than at the start.
+      ValueError: another tree, shape, dtype or sharding than at the start, or
+        `tokens` or `rows` is no such number.
       RunOver: the run is over, see `done`.
       RuntimeError: `start` was not called, or the learner had to leave, such as
         for a loss that is not finite.
@@ -439,6 +440,11 @@ class Learner:
       raise RunOver('the run is over: end the loop once learner.done is True')
     if not self._started:
       raise RuntimeError('boundary: learner.start() comes first')
+    for name, value, least in ('tokens', tokens, 1), ('rows', rows, 0):
+      if not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(
+          f'{name}={value!r}: must be an integer, {least} or more'
+        )
     flat = self._tree.flat(params)
     self._programs.check(flat)
     state, boundaries = self._state, self._boundaries
@@ -446,9 +452,14 @@ class Learner:
     with jax.transfer_guard('allow'):
       global_step = self._client.global_step
       self._tape.progress(global_step)
-      boundaries.after_step({'loss': loss}, rows, tokens, global_step)
-      if not boundaries.goes_on():
-        self._leave()
+      try:
+        boundaries.after_step(
+          {'loss': loss}, int(rows), int(tokens), global_step
+        )
+        if not boundaries.goes_on():
+          self._leave()
+      except RunIsOver:
+        self.done = True
     return self._result()
 
   @property

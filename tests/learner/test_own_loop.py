@@ -50,6 +50,19 @@ def test_more_fragments_than_arrays_are_refused(tmp_path):
     Learner('127.0.0.1:1', params(), learner=0, sync=Sync(), workdir=tmp_path)
 
 
+def test_a_boundary_that_can_not_be_is_refused(tmp_path):
+  given = params()
+  with Learner(
+    '127.0.0.1:1', given, learner=0, sync=SYNC, workdir=tmp_path
+  ) as learner:
+    with pytest.raises(RuntimeError, match=r'learner\.start\(\) comes first'):
+      learner.boundary(given, (), tokens=1, loss=0.0)
+    learner._started = True
+    with pytest.raises(ValueError, match=r'tokens=0: must be an integer, 1 or'):
+      learner.boundary(given, (), tokens=0, loss=0.0)
+    learner._started = False
+
+
 def test_numpy_arrays_are_refused():
   with pytest.raises(ConfigError, match=r'a/0 is .*, must be a jax.Array'):
     programs(jax.tree.map(np.asarray, params()))
