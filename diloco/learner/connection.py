@@ -118,7 +118,8 @@ class SyncerConnection:
     """Sends what is queued, then ends."""
     self._closing.set()
     self._wakes.put('closed here')
-    self._thread.join(timeout_s)
+    if self._thread.ident is not None:  # It was opened.
+      self._thread.join(timeout_s)
 
   def _run(self):
     try:
