@@ -82,7 +82,7 @@ def test_any_number_of_hosts_restores_it_to_the_bit(saved, hosts, devices):
 
 def test_the_line_of_the_docs_reads_what_several_hosts_saved(saved):
   docs = (ROOT / 'docs/running.md').read_text().split('\n## Checkpoints\n')[1]
-  code = docs.split('```python\n')[1].split('```')[0]
+  code = docs.split('```text\n')[1].split('```')[0]
   path = saved / str(STEPS[-1])
   code = re.sub(r"PATH = '.*'", f'PATH = {str(path)!r}', code) + PRINT_CRCS
   done = subprocess.run(
