@@ -223,7 +223,7 @@ class JobSpec(JobOptions):
 
   @property
   def first_learners(self) -> tuple[Task, ...]:
-    """Those that are started with the syncer."""
+    """The processes that are started with the syncer."""
     return self.learners[: self.learners_at_first]
 
   def role_name(self, role: Task) -> str:

@@ -35,7 +35,7 @@ def read_parameters(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 class StoredParameters:
-  """What `write_parameters` wrote, of which any box can be read.
+  """Stored parameters of `write_parameters`, of which any box can be read.
 
   Attributes:
     shapes: by path.

@@ -74,7 +74,7 @@ class DataConfig(Section, section='data'):
 
   @property
   def batch_keys(self) -> tuple[str, ...]:
-    """What a batch has: tokens, the document of each, and whether it counts."""
+    """Keys of a batch: its tokens, the document of each, whether it counts."""
     items = self.items
     masked = any(is_masked(item.text_key) for item in items)
     more = masked or (self.apart and bool(items))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `model.init_from` names: the folder, and the configuration in it.
+"""The folder that `model.init_from` names, and the configuration in it.
 
   hf:FOLDER       a model of Hugging Face: config.json and *.safetensors
   RUN             the folder of a run that is over, or was one of the lab
@@ -55,7 +55,7 @@ class Pretrained:
 
   @property
   def folder(self) -> pathlib.Path:
-    """Where the weights are: *.safetensors, or parameters of ours."""
+    """The folder of the weights: *.safetensors, or parameters of ours."""
     path = pathlib.Path(self.value.removeprefix(HF)).expanduser()
     if self.is_hf or path.name == PARAMETERS:
       return path
@@ -63,7 +63,7 @@ class Pretrained:
 
   @property
   def files(self) -> pathlib.Path:
-    """Where config.json and the files of the tokenizer are."""
+    """The folder of config.json and of the tokenizer's files."""
     return self.folder if self.is_hf else self.folder.parent / KEPT
 
   def problem(self, what: object) -> ValueError:

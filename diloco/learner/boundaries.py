@@ -62,7 +62,7 @@ class DispatchedStep:
 
 
 class Boundaries:
-  """What one learner's leading host does at the boundaries between its steps.
+  """The boundaries between one learner's steps, on its leading host.
 
   Args:
     learner: the learner id.

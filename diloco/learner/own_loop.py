@@ -62,7 +62,7 @@ class RunOver(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Sync:
-  """What syncer and learners of a run have in common.
+  """The settings that syncer and learners of a run have in common.
 
   Attributes:
     every: H, steps between two offers of a fragment.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import diloco` offers besides the classes of other packages.
+"""The functions of `import diloco`, and the run that they return.
 
 The commands `lab`, `simulate` and `plan` are short users of it; docs/api.md
 lists every name.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fleet would give, by simulation; what a run needs, by arithmetic."""
+"""Questions of planning: a fleet by simulation, a run's needs by arithmetic."""
 
 import importlib
 import os

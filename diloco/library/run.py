@@ -125,7 +125,7 @@ class Run:
 
   @property
   def tokenizer(self) -> Tokenizer:
-    """What makes tokens of bytes, and bytes of tokens.
+    """The run's tokenizer: bytes to tokens and back.
 
     Raises:
       FileNotFoundError: its file is no longer there.

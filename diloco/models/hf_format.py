@@ -526,7 +526,7 @@ _DERIVED = re.compile(r'lm_head\.weight|.*\.rotary_emb\.inv_freq')
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """Where a parameter, or a layer of it, is in a tensor.
+  """The place of a parameter, or of a layer of it, in a tensor.
 
   Attributes:
     name: of the tensor; with {} for the layer.

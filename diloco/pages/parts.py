@@ -105,7 +105,7 @@ class Chart:
 
   @property
   def is_empty(self) -> bool:
-    """Whether there is nothing to draw: a page leaves such a chart out."""
+    """True if there is nothing to draw: a page leaves such a chart out."""
     return not any(
       math.isfinite(x) and math.isfinite(y)
       for line in self.lines

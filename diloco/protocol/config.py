@@ -36,7 +36,7 @@ BLEND = 'protocol.blend'
 
 
 def names_own(value: str) -> bool:
-  """Whether a value is the 'package.module:function' of the user's own."""
+  """True if a value is the 'package.module:function' of the user's own."""
   module, _, name = value.partition(':')
   words = (*module.split('.'), name)
   return all(word.isascii() and word.isidentifier() for word in words)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands for the names of a configuration: ours, or the user's own code.
+"""Makes what the names of a configuration mean: ours, or the user's own code.
 
 Codecs are made by `CodecConfig.make`, which planners without jax ask, too.
 """

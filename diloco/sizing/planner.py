@@ -336,7 +336,7 @@ class RunPlan:
 
   @property
   def bootstrap_s(self) -> float:
-    """How long a learner's state takes over its link."""
+    """Seconds that a learner's state takes over its link."""
     setup = self.situation
     return _gbit(setup.params * STATE_BYTES) / setup.bandwidth_gbps
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loop of one's own may hand over, and what is refused."""
+"""A loop of one's own: what it may hand over, and what is refused."""
 
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import diloco` offers: said once, loaded late, and documented."""
+"""The names of `import diloco`: said once, loaded late, and documented."""
 
 import ast
 import inspect
