@@ -31,6 +31,8 @@ from diloco.run import choices
 from diloco.run.payload_parts import HostSlices, held_boxes
 from diloco.run.spec import RunSpec
 
+# Share of a device's memory that may be in use while θ is copied to be saved.
+ROOM = 0.9
 REPLACE = 'replace'  # Blend of a learner that has made no step since.
 HOST_MEMORY = 'pinned_host'  # JAX's name for memory that its devices can read.
 Params = dict[str, jax.Array]  # Path -> parameter.

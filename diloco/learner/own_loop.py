@@ -13,6 +13,7 @@ as nobody but the loop can make a step again.
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import signal
@@ -36,7 +37,7 @@ from diloco.config.sections import ConfigError
 from diloco.learner import restore
 from diloco.learner.boundaries import Boundaries
 from diloco.learner.connection import RunIsOver, SyncerAddress
-from diloco.learner.exchange_programs import ExchangePrograms, like
+from diloco.learner.exchange_programs import ROOM, ExchangePrograms, like
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_state import TrainState
 from diloco.metrics.workdir import Workdir, folder_at, learner_name
@@ -568,11 +569,21 @@ class GivenPrograms(ExchangePrograms):
   def copy_state(self, state):
     return jax.tree.map(_copy_to_host, state)
 
-  def copy_all(self, params, state):
-    return jax.tree.map(_copy_to_host, (params, state))
-
   def compile_copy_all(self):
-    """Each array is copied by itself."""
+    """Sets the copy of all: array by array, as those of a state lie anyhow."""
+    self._copy_all = lambda arrays: jax.tree.map(jnp.copy, arrays)
+
+  def _has_room(self) -> bool:
+    # Of the loop's step only the most that it has taken is known.
+    device = self._mesh.local_devices[0]
+    known = device.memory_stats()
+    if not known:
+      return True  # Of the CPU: a copy lies in the host's memory anyhow.
+    copied = sum(
+      math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+      for x in jax.tree.leaves((self.params_like, self.state_like))
+    )
+    return known['peak_bytes_in_use'] + copied <= ROOM * known['bytes_limit']
 
   def _state_place(self, path, x: jax.Array) -> NamedSharding:
     name = self._param_of(path, x.shape)

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from diloco.config.run_config import RunConfig
 from diloco.learner.exchange_programs import (
+  ROOM,
   ExchangePrograms,
   Params,
   like,
@@ -28,8 +29,6 @@ from diloco.run.initial_weights import InitialWeights
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import StepProfiler
 
-# Share of a device's memory that may be in use while θ is copied to be saved.
-ROOM = 0.9
 ROWS_AT_ONCE = 8  # Of a decoder on one CPU device.
 
 
