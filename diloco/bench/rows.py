@@ -68,7 +68,7 @@ FEW, MANY = 2, 8  # Learners of a round.
 WIRE = 'int4'  # The default of both directions.
 FRAGMENTS = 24  # Of the simulator.
 LAB_STEPS, PRODUCT = 4, 256
-OWN_LAYERS = 16
+OWN_LAYERS, OWN_ROWS = 16, 2048
 # That of the lab's studies, and one of twice its width.
 LAB_MODELS = {
   name: {
@@ -750,11 +750,12 @@ HOSTS = 'hosts'  # The row that `diloco plan` knows hosts from.
 def measure_own_loop(settings: BenchSettings) -> Iterator[BenchFigure]:
   """Measures what `Learner.boundary` costs a loop that is not ours.
 
-  A step is 16 products of 256 rows with 250 × 250 matrices, and their gradient.
+  A step is 16 products of 2,048 rows, as of the recipe's tokens a step, with
+  250 × 250 matrices, and their gradient.
   """
   keys = jax.random.split(jax.random.key(0), OWN_LAYERS)
   width = round((1e6 / OWN_LAYERS) ** 0.5)
-  x = jax.random.normal(keys[0], (256, width))
+  x = jax.random.normal(keys[0], (OWN_ROWS, width))
 
   def loss_of(params, x):
     for weights in params:
@@ -769,14 +770,18 @@ def measure_own_loop(settings: BenchSettings) -> Iterator[BenchFigure]:
   def initial():
     return [jax.random.normal(key, (width, width)) * 0.06 for key in keys]
 
-  steps = settings.pick(120, 12)
+  steps = settings.pick(30, 12)
   alone = initial()
 
   def unsynced():
     nonlocal alone
+    last = None
     for _ in range(steps):
       alone, loss = step(alone, x)
-      loss.block_until_ready()
+      if last is not None:  # As a learner reads it: with a step queued.
+        last.block_until_ready()
+      last = loss
+    last.block_until_ready()
 
   for name, every in (('by defaults', 24), ('with nothing due', 24 * 10**6)):
     sync = own_loop.Sync(every=every, learners=1, steps=10**6)
@@ -794,7 +799,7 @@ def measure_own_loop(settings: BenchSettings) -> Iterator[BenchFigure]:
         for _ in range(steps):
           params, loss = step(held[0], x)
           began_s = time.thread_time()
-          held[:] = learner.boundary(params, (), tokens=256, loss=loss)
+          held[:] = learner.boundary(params, (), tokens=OWN_ROWS, loss=loss)
           boundaries_s.append(time.thread_time() - began_s)
 
       yield Comparison(
@@ -804,7 +809,7 @@ def measure_own_loop(settings: BenchSettings) -> Iterator[BenchFigure]:
         synced,
         unsynced,
         'the same step without',
-        settings.pick(9, 2),
+        settings.pick(7, 2),
       ).measure()
     yield BenchFigure(
       f'the boundary alone, {name}',

@@ -29,6 +29,7 @@ import threading
 import time
 
 import jax
+import numpy as np
 from absl import logging
 
 from diloco.checkpoint.learner_records import LearnerRecords
@@ -330,14 +331,16 @@ class Boundaries:
   def _do(self, order, argument=None):
     """Performs here what all other hosts are told to perform."""
     self._hosts.tell(order)
-    return self._state.perform(order, argument)
+    # A loop that is not ours may forbid transfers that it does not ask for.
+    with jax.transfer_guard('allow'):
+      return self._state.perform(order, argument)
 
   def _report(self):
     """Waits for the step before the one just dispatched, and reports it."""
     pending, self._pending = self._pending, None
     if pending is None:
       return
-    loss = float(pending.metrics['loss'])
+    loss = _read(pending.metrics['loss'])
     if not math.isfinite(loss):
       self._leave_diverged(pending.step, loss)
       return
@@ -451,7 +454,7 @@ class Boundaries:
         names.TOKENS_PER_S: pending.step_tokens / step_s,
         **self._scalars(step_s),
         **{
-          name: float(pending.metrics[metric])
+          name: _read(pending.metrics[metric])
           for metric, name in names.OF_STEP.items()
           if metric in pending.metrics
         },
@@ -472,3 +475,9 @@ class Boundaries:
       names.SOCKET_SENT: counted.sent,
       names.SOCKET_RECEIVED: counted.received,
     }
+
+
+def _read(scalar: jax.Array) -> float:
+  """Returns the value, once it is there; also under a transfer guard."""
+  with jax.transfer_guard_device_to_host('allow'):
+    return float(np.asarray(scalar))

@@ -17,7 +17,10 @@ STACKED = 'stacked'  # Axis 0 counts layers; each slice is a logical tensor.
 EMBEDDING = 'embedding'  # Axis 0 counts rows; may be cut between rows.
 # It is moved by its own gradient, and merged by plain means.
 AVERAGED = 'averaged'
-ROLES = (PLAIN, STACKED, EMBEDDING, AVERAGED)
+# Neither trained nor exchanged: the same on all learners, as it was read from
+# `model.init_from`, or drawn.
+FROZEN = 'frozen'
+ROLES = (PLAIN, STACKED, EMBEDDING, AVERAGED, FROZEN)
 
 CROSS_ENTROPY = 'cross_entropy'  # The metric that `reported_loss` looks for.
 # The metric by which losses of several batches, or of parts of one, are
@@ -67,7 +70,8 @@ class Model(NamedTuple):
     roles: path -> 'plain', 'stacked' or 'embedding': how the parameter may be
       cut into fragments. Or 'averaged', for a parameter that no optimizer
       touches: an inner step subtracts its gradient unscaled, and Θ's is the
-      learners' weighted mean.
+      learners' weighted mean. Or 'frozen', for one that stays as it is: Θ and
+      its fragments are of the others alone.
     logits: (params, tokens) -> f32 [B, L, V] for int32 tokens [B, L]; position
       i sees the tokens 0 … i, and predicts the next one. None for a model that
       is not a language model: training needs its loss alone.
