@@ -11,6 +11,8 @@ tensors one per layer, by the names of the architecture that the weights came as
 (`model.init_from`), or of one that computes the same: Granite or its mixture of
 experts, whose configs have the two factors that our decoder has beside Llama,
 unless keys say otherwise. `diloco/models/hf_format.py` says what maps to what.
+Adapters (`model.lora_rank`) are added to their matrices.
+
 Beside them the tokenizer: tokenizer.json of runs of bytes or with a file of
 `tokenizers`, tokenizer.model of sentencepiece; all files of the one that came
 with the weights. With --task the questions of a task file lie there, too, and a
@@ -33,7 +35,7 @@ from diloco.evaluation.export_files import exported_files, task_files
 from diloco.evaluation.final_evaluation import final_parameters
 from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import Workdir
-from diloco.models import hf_format
+from diloco.models import hf_format, lora
 from diloco.run.command import run_command
 from diloco.run.spec import decoder_config, make_run_spec
 
@@ -75,7 +77,8 @@ def _exported(
     sizes = decoder_config(config)
     hf_format.family_of(sizes)
     say('reads the model')
-    run_spec = make_run_spec(config, reads_weights=False)
+    adapts = bool(config.model.lora_rank)
+    run_spec = make_run_spec(config, reads_weights=adapts)
     tokenizer, seq_len = run_spec.text.tokenizer, config.data.seq_len
     workdir = Workdir(pathlib.Path(_WORKDIR.value))
     came_with = pretrained.kept_files(workdir.pretrained)
@@ -84,6 +87,10 @@ def _exported(
       task = pathlib.Path(config_files.find(_TASK.value))
       files |= task_files(task, outdir, tokenizer, seq_len)
     params = final_parameters(run_spec, workdir)
+    if adapts:
+      say('adds the adapters to what they are beside')
+      params |= run_spec.weights.whole(run_spec.read_shapes)
+      params = lora.merged(sizes, params)
   say('cuts it into tensors')
   return hf_format.Tensors(sizes).exported(params), files
 

@@ -4,7 +4,7 @@
   python -m diloco train [FILE_OR_FOLDER] [--steps=800] [--learners=2] \\
     [--lr=0.004] [--batch=8] [--seed=0] [--workdir=DIR] [--config.a.b=c] \\
     [--text_key=text] [--tokenizer=bytes|train:8000|hf:FOLDER] \\
-    [--from=hf:DIR] [--resume] [--sweep=KEY=V1,V2 [--seeds=3]]
+    [--from=hf:DIR [--lora=16]] [--resume] [--sweep=KEY=V1,V2 [--seeds=3]]
 
 It is `launch.local` with experiments/train.py: two learners, no fault. At the
 end it draws from the model and says what can be done next. Without a text it
@@ -20,7 +20,8 @@ it, as it was edited. The same command goes on with a run that was stopped; with
 --sweep makes and compares several runs, as `launch.local` does.
 
 --from starts from weights: of a folder of Hugging Face, or of a run. It sets
-the keys of the model and the tokenizer, and a smaller learning rate.
+the keys of the model and the tokenizer, and a smaller learning rate. With
+--lora=RANK adapters alone are trained, sent and merged.
 
 Without --steps a text is read ten times at most, in 800 steps at most: a small
 model learns a small text by heart, and gets worse on any other.
@@ -49,6 +50,7 @@ STDLIB = 'stdlib'
 TEXT = 'text'
 FROM = 'from'
 LR = 'inner.lr'
+LORA = 'config.model.lora_rank'
 RESUME = 'resume'
 EXTEND = 'extend'
 WARMUP = 'inner.warmup_steps'
@@ -167,7 +169,9 @@ def _from_weights(argv: Sequence[str], is_written: bool) -> list[str]:
     return []
   keys: dict[str, object] = {'model.init_from': init_from}
   if not is_written:
-    keys = {LR: pretrained.LEARNING_RATE, **pretrained.keys_of(init_from)}
+    lora = flags.value_of(LORA, argv)
+    lr = pretrained.LORA_LEARNING_RATE if lora else pretrained.LEARNING_RATE
+    keys = {LR: lr, **pretrained.keys_of(init_from)}
   given = _given_keys(argv)
   return [f'--config.{k}={x}' for k, x in keys.items() if k not in given]
 

@@ -72,6 +72,7 @@ SHORT = {
   'seed': 'seed',
   'text_key': 'data.text_key',
   'tokenizer': 'data.tokenizer',
+  'lora': 'model.lora_rank',
 }
 
 

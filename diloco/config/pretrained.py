@@ -40,6 +40,7 @@ FILES = (CONFIG, *OF_TOKENIZER)
 # Of the optimizer when a run begins with `--from` and no rate is given: that of
 # experiments/train.py is for small models that know nothing yet.
 LEARNING_RATE = 5e-5
+LORA_LEARNING_RATE = 5e-4  # Adapters take ten times that of all parameters.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +101,11 @@ class Pretrained:
       if self.is_hf:
         return hf_format.section_of(settings)
       recorded = settings['model']
+      if recorded.get('lora_rank'):
+        raise ValueError(
+          'its parameters are adapters alone; diloco export makes a model of '
+          f'them, that {HF}FOLDER names'
+        )
       unknown = recorded.keys() - defaults(ModelConfig).keys()
       unknown |= {'init_from'}
       return {k: x for k, x in recorded.items() if k not in unknown}
@@ -158,6 +164,7 @@ def check_section(model: ModelConfig) -> None:
         differing.append(key)
   # What costs or schedules a step is not of the weights.
   free = {*hf_format.CHANGEABLE, 'dtype', 'remat', 'attention', 'z_loss'}
+  free |= {'lora_rank', 'lora_alpha'}
   for key in differing:
     if key not in free:
       raise ValueError(

@@ -207,6 +207,10 @@ class ModelConfig(Section, section='model'):
   # The parameters that training starts from: 'hf:FOLDER' of Hugging Face, the
   # folder of a run, or its `parameters`; '': drawn from the seed.
   init_from: str = ''
+  # r of LoRA: adapters of that rank beside the layers' matrices are trained,
+  # all else stays as `init_from` has it; 0: all parameters are trained.
+  lora_rank: Whole = 0
+  lora_alpha: NonNegative = 0.0  # A · B has the factor α/r; 0: α = 2 · r.
   experts: Count = 8  # Of each layer; this and all below of kind 'moe' only.
   top_k: Count = 2  # Experts that one token is sent to.
   aux_weight: NonNegative = 0.01  # Of the load-balancing loss.
@@ -230,6 +234,12 @@ class ModelConfig(Section, section='model'):
     if kind and kind.has_experts and self.top_k > self.experts:
       yield (
         f'top_k={self.top_k}: must be at most model.experts={self.experts}'
+      )
+    if self.lora_rank and not (kind and kind.sizes and self.init_from):
+      yield (
+        f'lora_rank={self.lora_rank}: needs model.init_from, what the adapters '
+        f'are beside, of a decoder; init_from={self.init_from!r}, '
+        f'kind={self.kind!r}'
       )
     for key, value in (kind.fixed if kind else {}).items():
       if getattr(self, key) != value:

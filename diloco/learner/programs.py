@@ -6,6 +6,7 @@ waits for it.
 """
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +26,7 @@ from diloco.learner.exchange_programs import (
 from diloco.models import api, sharding
 from diloco.models.kinds import KINDS
 from diloco.numerics import boxes, inner
-from diloco.run.initial_weights import InitialWeights
+from diloco.run.on_devices import frozen_arrays, read_shards
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import StepProfiler
 
@@ -38,6 +39,7 @@ class StepPrograms(ExchangePrograms):
   Attributes:
     tokens_per_step: B · L.
     own_rows: rows of a batch that this process's devices need.
+    frozen_like: shapes, dtypes and shardings of what is not trained.
   """
 
   def __init__(
@@ -50,13 +52,18 @@ class StepPrograms(ExchangePrograms):
     mesh = sharding.make_mesh(
       mesh.fsdp, mesh.tensor, devices, expert=mesh.expert, context=mesh.context
     )
-    shapes = {path: spec.shape for path, spec in run_spec.specs.items()}
-    places = sharding.param_shardings(run_spec.model.axes, shapes, mesh)
+    places = sharding.param_shardings(
+      run_spec.model.axes, run_spec.all_shapes, mesh
+    )
     super().__init__(
       run_spec,
       mesh,
-      {path: like(shape, places[path]) for path, shape in shapes.items()},
+      {path: like(x.shape, places[path]) for path, x in run_spec.specs.items()},
     )
+    self.frozen_like = {
+      path: like(x.shape, places[path], x.dtype)
+      for path, x in run_spec.frozen.items()
+    }
     self._rows = sharding.batch_sharding(mesh)
     self.own_rows = _rows_here(self._rows, config.data.batch)
     self._whole = NamedSharding(mesh, PartitionSpec())
@@ -92,19 +99,25 @@ class StepPrograms(ExchangePrograms):
     """
     for array in (zeros or {}).values():
       array.delete()
-    if (weights := self._run_spec.weights) is not None:
-      params = read_shards(weights, self.params_like)
+    run_spec = self._run_spec
+    if not run_spec.is_drawn:
+      params = read_shards(run_spec.weights, self.params_like)
       return params, self._init_state(params)
-    assert not self._run_spec.config.model.init_from, 'weights are not opened'
 
     def init(key):
-      flat = api.flatten(self._run_spec.model.init(key))
+      flat = run_spec.draw(key, run_spec.specs)
       return {path: x.astype(jnp.float32) for path, x in flat.items()}
 
     with jax.set_mesh(self._mesh):
       key = jax.random.key(self._run_spec.config.seed)
       params = jax.jit(init, out_shardings=self._shardings)(key)
     return params, self._init_state(params)
+
+  @functools.cached_property
+  def frozen(self) -> Params:
+    """What is not trained, on the devices; read or drawn at the first use."""
+    places = {path: x.sharding for path, x in self.frozen_like.items()}
+    return frozen_arrays(self._run_spec, places, self._mesh)
 
   def fresh_state(self, params: Params):
     """Returns the inner state of a learner that has made no step."""
@@ -139,7 +152,7 @@ class StepPrograms(ExchangePrograms):
     together with the run's seed they give the step its random key.
     """
     draw = np.array(draw, np.uint32)
-    return self._step(params, state, batch, np.float32(lr), draw)
+    return self._step(params, state, self.frozen, batch, np.float32(lr), draw)
 
   def step_double_buffered(self, params, state, batch, lr: float, draw, spare):
     """Dispatches the same inner step, which leaves what it is given as it is.
@@ -148,7 +161,8 @@ class StepPrograms(ExchangePrograms):
       spare: (parameters, inner state), overwritten by the results; donated.
     """
     draw = np.array(draw, np.uint32)
-    return self._buffered(params, state, batch, np.float32(lr), draw, spare)
+    lr = np.float32(lr)
+    return self._buffered(params, state, self.frozen, batch, lr, draw, spare)
 
   def compile_double_buffered(self):
     """Compiles `step_double_buffered`, once for all learners that share it."""
@@ -156,14 +170,14 @@ class StepPrograms(ExchangePrograms):
       if self._buffered is not None:
         return
 
-      def step(params, state, batch, lr, draw, spare):
+      def step(params, state, frozen, batch, lr, draw, spare):
         del spare  # Where the results go.
-        return self._inner_step(params, state, batch, lr, draw)
+        return self._inner_step(params, state, frozen, batch, lr, draw)
 
       self._buffered = self._compile_step(
         step,
         (self.params_like, self.state_like),
-        donate_argnums=5,
+        donate_argnums=6,
         keep_unused=True,
       )
 
@@ -175,6 +189,7 @@ class StepPrograms(ExchangePrograms):
       (self._shardings, self._state_shardings, self._whole),
       self.params_like,
       self.state_like,
+      self.frozen_like,
       {key: like(shape, self._rows, jnp.int32) for key in data.batch_keys},
       np.float32(0),
       np.zeros(2, np.uint32),
@@ -182,11 +197,12 @@ class StepPrograms(ExchangePrograms):
       **options,
     )
 
-  def _inner_step(self, params, state, batch, lr, draw):
+  def _inner_step(self, params, state, frozen, batch, lr, draw):
     """Runs `numerics.inner.TrainStep` on flat parameters."""
 
     def loss(flat, batch, key):
-      return self._run_spec.model.loss(api.unflatten(flat), batch, key)
+      params = api.unflatten(flat | frozen)
+      return self._run_spec.model.loss(params, batch, key)
 
     key = jax.random.key(self._run_spec.config.seed)
     key = jax.random.fold_in(jax.random.fold_in(key, draw[0]), draw[1])
@@ -225,25 +241,6 @@ class StepPrograms(ExchangePrograms):
 
     state = jax.eval_shape(self._inner.init, self.params_like)
     return jax.tree_util.tree_map_with_path(placed, state)
-
-
-def read_shards(
-  weights: InitialWeights, likes: Mapping[str, jax.ShapeDtypeStruct]
-) -> Params:
-  """Reads to each device of this process its own shards.
-
-  Args:
-    likes: shapes and shardings, by path.
-  """
-
-  def placed(path: str, like: jax.ShapeDtypeStruct) -> jax.Array:
-    return jax.make_array_from_callback(
-      like.shape,
-      like.sharding,
-      lambda index: weights.read(path, boxes.at(index, like.shape)),
-    )
-
-  return {path: placed(path, like) for path, like in likes.items()}
 
 
 def devices_of(config: RunConfig) -> list[jax.Device]:

@@ -39,8 +39,19 @@ def make_decoder(config: DecoderConfig) -> api.Model:
 
   next_token = vocabulary.Loss(config.logit_cap, config.z_loss)
 
+  adapters = config.adapters
+  frozen = variables.keys() - adapters.keys() if adapters else ()
+
   def init(key):
-    return nnx.to_pure_dict(nnx.state(Decoder(config, key), nnx.Param))
+    params = nnx.to_pure_dict(nnx.state(Decoder(config, key), nnx.Param))
+    if not frozen:
+      return params
+    # Matrices that stay as they are, in the dtype that products have anyhow.
+    flat = api.flatten(params)
+    for path in adapters:
+      if (base := path[: -len('_a')]) in flat:
+        flat[base] = flat[base].astype(config.dtype)
+    return api.unflatten(flat)
 
   def logits_of(decoder, x_BLD):
     logits_BLV = vocabulary.logits(x_BLD, decoder.output_head())
@@ -97,7 +108,10 @@ def make_decoder(config: DecoderConfig) -> api.Model:
     init=init,
     loss=loss,
     axes={path: variable.axes for path, variable in variables.items()},
-    roles={path: variable.role for path, variable in variables.items()},
+    roles={
+      path: api.FROZEN if path in frozen else variable.role
+      for path, variable in variables.items()
+    },
     logits=logits,
     language=api.Language(
       entropies, following(Decoder.start), following(Decoder.go_on)

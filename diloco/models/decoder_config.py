@@ -25,6 +25,12 @@ AUTO = 'auto'
 ACTIVATIONS = ('silu', 'gelu', 'gelu_tanh')  # 'gelu' is exact.
 # How RoPE's wavelengths are stretched, in `layers.rope_angles`.
 ROPE_SCALINGS = ('none', 'linear', 'llama3')
+# Matrices of a layer that get a low-rank addition, by block: how many of their
+# axes a product sums over. Experts have none.
+ADAPTED = {
+  'attention': {'query': 1, 'key': 1, 'value': 1, 'out': 2},
+  'mlp': {'gate': 1, 'up': 1, 'down': 1},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +129,10 @@ class DecoderConfig:
       stretched in full.
     rope_high: of 'llama3': those below rope_length / rope_high are not.
     rope_length: of 'llama3': length that the model was first trained on.
+    lora_rank: r of LoRA (arXiv 2106.09685): x · W becomes
+      x · W + α/r · x · A · B, and A [in, r] and B [r, out] alone are trained;
+      0: all parameters are.
+    lora_alpha: α of it; 0: 2 · r.
     experts: None: one MLP for all tokens.
   """
 
@@ -154,6 +164,8 @@ class DecoderConfig:
   rope_low: float = 1.0
   rope_high: float = 4.0
   rope_length: int = 8192
+  lora_rank: int = 0
+  lora_alpha: float = 0.0
   experts: ExpertsConfig | None = None
 
   def __post_init__(self):
@@ -169,8 +181,48 @@ class DecoderConfig:
     return self.embedding_scale or math.sqrt(self.d_model)
 
   @property
+  def lora_scale(self) -> float:
+    """α/r: the factor of A · B."""
+    return (self.lora_alpha or 2 * self.lora_rank) / self.lora_rank
+
+  @property
+  def trained(self) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Path -> shape and role of what Θ consists of."""
+    return self.adapters if self.lora_rank else self.arrays
+
+  @property
+  def adapters(self) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Path -> shape and role of LoRA's parameters; empty if `lora_rank` is 0.
+
+    Those of `layers/mlp/up` are `layers/mlp/up_a` and `layers/mlp/up_b`.
+    """
+    if not self.lora_rank:
+      return {}
+    made = {}
+    for path, inputs in self.adapted.items():
+      layers, *shape = self.arrays[path][0]
+      for name, ends in (
+        ('a', (*shape[:inputs], self.lora_rank)),
+        ('b', (self.lora_rank, *shape[inputs:])),
+      ):
+        made[f'{path}_{name}'] = (layers, *ends), 'stacked'
+    return made
+
+  @property
+  def adapted(self) -> dict[str, int]:
+    """Path -> how many axes a product sums over, of what has adapters."""
+    return {
+      f'layers/{block}/{name}': inputs
+      for block, named in ADAPTED.items()
+      for name, inputs in named.items()
+      if not (self.experts and block == 'mlp')
+    }
+
+  @property
   def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Path -> shape and role of every parameter, as the model makes them."""
+    """Path -> shape and role of every parameter, as the model makes them; those
+    of LoRA apart, see `adapters`.
+    """
     width, heads = self.d_model, (self.heads, self.head_dim)
     kv_heads = self.kv_heads, self.head_dim
     attention = {
@@ -212,7 +264,7 @@ class DecoderConfig:
 
   @property
   def parameters(self) -> int:
-    """The number of scalar parameters."""
+    """The number of scalar parameters, without those of LoRA."""
     return sum(math.prod(shape) for shape, _ in self.arrays.values())
 
   def _broken_rules(self):
@@ -249,6 +301,7 @@ class DecoderConfig:
     for name in (
       *('window', 'attention_cap', 'logit_cap', 'z_loss'),
       *('norm_offset', 'embedding_scale', 'head_scale'),
+      *('lora_rank', 'lora_alpha'),
     ):
       if not 0 <= getattr(self, name) < math.inf:
         yield f'{name}={getattr(self, name)}, must be finite and ≥ 0'

@@ -14,6 +14,7 @@ import dataclasses
 from diloco.models.decoder_config import DecoderConfig
 
 PER_PARAMETER = 6  # One product forward, two backward; a multiply and an add.
+PER_FROZEN = 4  # It has no gradient of its own: that of LoRA's matrices.
 # `PER_PARAMETER` for two products: scores, and the weighted values.
 PER_SCORE = 12
 
@@ -27,7 +28,7 @@ class StepFlops:
       attention and MLPs (of the chosen experts), router, head; not the look-up
       of the embedding, and no norm.
     tokens: tokens of the step, D.
-    products: 6ND.
+    products: 6ND; 4ND where adapters alone are trained, which are not counted.
     attention: FLOPs of scores and weighted values.
   """
 
@@ -50,7 +51,9 @@ def step_flops(config: DecoderConfig, batch: int, seq_len: int) -> StepFlops:
   return StepFlops(
     active=active,
     tokens=tokens,
-    products=PER_PARAMETER * active * tokens,
+    products=(PER_FROZEN if config.lora_rank else PER_PARAMETER)
+    * active
+    * tokens,
     attention=PER_SCORE * scores * tokens,
   )
 

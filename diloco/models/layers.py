@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from diloco.models import api, decoder_config
-from diloco.models.decoder_config import DecoderConfig
+from diloco.models.decoder_config import ADAPTED, DecoderConfig
 from diloco.models.sharding import TENSOR, is_cut, platform
 
 ACTIVATIONS = {
@@ -65,6 +65,7 @@ class Attention(nnx.Module):
     if config.qk_norm:
       self.query_norm = stacked((head_dim,), 1 - config.norm_offset, None)
       self.key_norm = stacked((head_dim,), 1 - config.norm_offset, None)
+    add_adapters(self, 'attention', config, key)
 
   def __call__(
     self, x_BLD: jax.Array, angles: jax.Array, attend: Attend
@@ -74,6 +75,9 @@ class Attention(nnx.Module):
     q_BLNH, k_BLKH, v_BLKH = products(
       x_BLD, self.query[...], self.key[...], self.value[...]
     )
+    q_BLNH = adapted(self, 'query', x_BLD, q_BLNH)
+    k_BLKH = adapted(self, 'key', x_BLD, k_BLKH)
+    v_BLKH = adapted(self, 'value', x_BLD, v_BLKH)
     if config.qkv_bias:
       q_BLNH = biased(q_BLNH, self.query_bias[...])
       k_BLKH = biased(k_BLKH, self.key_bias[...])
@@ -83,7 +87,8 @@ class Attention(nnx.Module):
       k_BLKH = rms_norm(k_BLKH, self.key_norm[...], config)
     y_BLNH = attend(rope(q_BLNH, angles), rope(k_BLKH, angles), v_BLKH)
     out_NHD = self.out[...].astype(config.dtype)
-    return jnp.einsum('BLNH,NHD->BLD', y_BLNH, out_NHD)
+    out_BLD = jnp.einsum('BLNH,NHD->BLD', y_BLNH, out_NHD)
+    return adapted(self, 'out', y_BLNH, out_BLD)
 
 
 class Mlp(nnx.Module):
@@ -103,15 +108,52 @@ class Mlp(nnx.Module):
       residual_std(d_ff, config.layers),
       ('mlp', 'embed'),
     )
+    add_adapters(self, 'mlp', config, key)
 
   def __call__(self, x_BLD: jax.Array) -> jax.Array:
     x_BLD = rms_norm(x_BLD, self.norm[...], self.config)
     gate_BLF, up_BLF = products(x_BLD, self.gate[...], self.up[...])
-    return jnp.einsum(
-      'BLF,FD->BLD',
-      ACTIVATIONS[self.config.activation](gate_BLF) * up_BLF,
-      self.down[...].astype(self.config.dtype),
+    gate_BLF = adapted(self, 'gate', x_BLD, gate_BLF)
+    up_BLF = adapted(self, 'up', x_BLD, up_BLF)
+    y_BLF = ACTIVATIONS[self.config.activation](gate_BLF) * up_BLF
+    down_FD = self.down[...].astype(self.config.dtype)
+    y_BLD = jnp.einsum('BLF,FD->BLD', y_BLF, down_FD)
+    return adapted(self, 'down', y_BLF, y_BLD)
+
+
+def add_adapters(
+  module: nnx.Module, block: str, config: DecoderConfig, key: jax.Array
+):
+  """Gives a layer's matrices the A and B of LoRA, if `lora_rank` asks for it.
+
+  A is drawn, B is 0: the model starts as what it was.
+  """
+  if not config.lora_rank:
+    return
+  rank = config.lora_rank
+  for number, (name, inputs) in enumerate(ADAPTED[block].items()):
+    matrix = getattr(module, name)
+    shape, axes = matrix.shape, matrix.axes[1:]
+    a = stacked_normal(
+      jax.random.fold_in(key, number),
+      (*shape[:inputs], rank),
+      1 / math.sqrt(math.prod(shape[:inputs])),
+      (*axes[:inputs], None),
     )
+    b = stacked((rank, *shape[inputs:]), 0.0, None, *axes[inputs:])
+    setattr(module, f'{name}_a', a)
+    setattr(module, f'{name}_b', b)
+
+
+def adapted(
+  module: nnx.Module, name: str, x: jax.Array, y: jax.Array
+) -> jax.Array:
+  """Returns y + α/r · x · A · B, where y is x times the matrix `name`."""
+  if not module.config.lora_rank:
+    return y
+  a, b = (getattr(module, f'{name}_{end}')[...].astype(x.dtype) for end in 'ab')
+  low = jnp.tensordot(x, a, a.ndim - 1) * module.config.lora_scale
+  return y + jnp.tensordot(low, b, 1)
 
 
 def products(x_BLD: jax.Array, *matrices: jax.Array) -> list[jax.Array]:

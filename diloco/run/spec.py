@@ -7,7 +7,7 @@ Learners and syncer build it independently and compare its fingerprints.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -54,7 +54,9 @@ class RunSpec:
 
   config: run_config.RunConfig
   model: api.Model
-  specs: dict[str, TensorSpec]  # Path -> shape and role of each parameter.
+  specs: dict[str, TensorSpec]  # Path -> shape and role of what is trained.
+  # Path -> shape and dtype of what is not: of LoRA all but the adapters.
+  frozen: dict[str, jax.ShapeDtypeStruct]
   layout: Layout
   owners: ShardAssignment  # Which shard of the syncer owns which piece.
   text: corpus.Corpus  # Training and held-out text.
@@ -65,7 +67,9 @@ class RunSpec:
   outer: Any  # The outer one, of each fragment.
   # Of all pieces but embeddings, and of these.
   merge_rules: tuple[merge.Rule, merge.Rule]
-  weights: InitialWeights | None = None  # None: drawn from the seed.
+  # Those of all parameters, or of `frozen` if there are any: then what is
+  # trained is drawn from the seed, as it is if this is None.
+  weights: InitialWeights | None = None
 
   @property
   def fingerprints(self) -> dict[str, str]:
@@ -85,12 +89,27 @@ class RunSpec:
 
   @functools.cached_property
   def _weights_fingerprint(self) -> str:
-    return self.weights.fingerprint(self.shapes)
+    return self.weights.fingerprint(self.read_shapes)
 
   @property
   def shapes(self) -> dict[str, tuple[int, ...]]:
-    """Path -> shape of each parameter."""
+    """Path -> shape of each parameter that is trained."""
     return {path: spec.shape for path, spec in self.specs.items()}
+
+  @property
+  def all_shapes(self) -> dict[str, tuple[int, ...]]:
+    """Path -> shape of each parameter, frozen ones included."""
+    return self.shapes | {path: x.shape for path, x in self.frozen.items()}
+
+  @property
+  def read_shapes(self) -> dict[str, tuple[int, ...]]:
+    """Path -> shape of each parameter that `weights` have."""
+    return read_shapes(self.specs, self.frozen)
+
+  @property
+  def is_drawn(self) -> bool:
+    """Whether what is trained begins as drawn from the seed."""
+    return self.weights is None or bool(self.frozen)
 
   @property
   def parameters(self) -> int:
@@ -148,13 +167,20 @@ class RunSpec:
     if self.config.model.kind == GIVEN:
       folder = pathlib.Path(self.config.model.given)
       return read_parameters(folder / INITIAL)
-    if self.weights is not None:
+    if not self.is_drawn:
       return self.weights.whole(self.shapes)
-    assert not self.config.model.init_from, 'its weights were not opened'
     with jax.default_device(jax.local_devices(backend='cpu')[0]):
-      params = jax.jit(self.model.init)(jax.random.key(self.config.seed))
-      flat = api.flatten(params)
-      return {path: np.asarray(x, np.float32) for path, x in flat.items()}
+      drawn = jax.jit(lambda key: self.draw(key, self.specs))
+      params = drawn(jax.random.key(self.config.seed))
+      return {path: np.asarray(x, np.float32) for path, x in params.items()}
+
+  def draw(
+    self, key: jax.Array, paths: Collection[str]
+  ) -> dict[str, jax.Array]:
+    """Returns some of what the model's `init` draws: path -> array."""
+    assert not self.config.model.init_from or self.frozen, 'weights not opened'
+    flat = api.flatten(self.model.init(key))
+    return {path: flat[path] for path in flat if path in paths}
 
   def initial_fragments(
     self, pieces: Sequence[Sequence[Piece]] | None = None
@@ -166,7 +192,7 @@ class RunSpec:
         are read, others are not.
     """
     pieces = self.layout.fragments if pieces is None else pieces
-    if self.weights is None:
+    if self.is_drawn:
       return self.fragments_of(self.initial_parameters(), pieces)
     fragments = [{} for _ in pieces]
     # Path by path: what is stored is read once.
@@ -234,12 +260,12 @@ def make_run_spec(
   specs = {
     path: TensorSpec(tuple(leaf.shape), model.roles[path])
     for path, leaf in shapes.items()
+    if model.roles[path] != api.FROZEN
   }
+  frozen = {path: x for path, x in shapes.items() if path not in specs}
   weights = None
   if reads_text and reads_weights:
-    weights = open_weights(
-      config.model, {path: spec.shape for path, spec in specs.items()}
-    )
+    weights = open_weights(config.model, read_shapes(specs, frozen))
 
   layout = make_layout(
     specs,
@@ -253,6 +279,7 @@ def make_run_spec(
     config=config,
     model=model,
     specs=specs,
+    frozen=frozen,
     layout=layout,
     owners=shards_of(layout, config.syncer.shards),
     text=text,
@@ -264,6 +291,13 @@ def make_run_spec(
     merge_rules=choices.merge_rules(config),
     weights=weights,
   )
+
+
+def read_shapes(
+  specs: Mapping[str, TensorSpec], frozen: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, tuple[int, ...]]:
+  """Returns path -> shape of what is read: what is frozen, if anything is."""
+  return {path: tuple(x.shape) for path, x in (frozen or specs).items()}
 
 
 def decoder_config(config: run_config.RunConfig) -> DecoderConfig:

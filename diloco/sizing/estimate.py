@@ -149,12 +149,15 @@ def chip_memory(programs: LearnerPrograms, ahead: int) -> tuple[Memory, ...]:
   step = programs.compiled['step'].memory_analysis()
   parameters = shard_bytes(programs.params_like)
   inner_state = shard_bytes(programs.state_like)
-  batch = max(0, step.argument_size_in_bytes - parameters - inner_state)
+  frozen = shard_bytes(programs.frozen_like)
+  batch = step.argument_size_in_bytes - parameters - inner_state - frozen
+  batch = max(0, batch)
   # Donated buffers are returned in place; anything else is new.
   fresh = step.output_size_in_bytes - step.alias_size_in_bytes
   exchange = exchange_memory(programs.compiled, ahead)
   parts = {
     'parameters, f32': parameters,
+    **({'frozen parameters': frozen} if frozen else {}),
     'inner state': inner_state,
     'batch, and code of the step': batch + step.generated_code_size_in_bytes,
     'gradients, activations: XLA temporaries': (

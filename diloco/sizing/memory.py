@@ -231,7 +231,7 @@ def layout_of(config: RunConfig) -> Layout | None:
   if sizes is None:
     return None
   return make_layout(
-    {path: TensorSpec(*each) for path, each in sizes.arrays.items()},
+    {path: TensorSpec(*each) for path, each in sizes.trained.items()},
     config.fragments.scheme,
     config.protocol.fragments,
     config.fragments.embedding,

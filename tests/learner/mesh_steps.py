@@ -2,7 +2,7 @@
 """Makes inner steps on the meshes that are asked for; prints losses as JSON.
 
 Run in a process of its own by `test_device_meshes.py`: the number of devices
-can't change within one. Arguments: 'decoder' or 'moe', then a word
+can't change within one. Arguments: 'decoder', 'moe' or 'lora', then a word
 fsdp×expert×tensor×accumulate, such as 2x1x2x1, per mesh. They begin with
 weights in a folder of Hugging Face.
 """
@@ -26,15 +26,17 @@ from diloco.syncer.outer_state import OuterState
 from experiments import tests_tiny
 
 STEPS = 6
-OPTIMIZERS = {'decoder': 'adamw', 'moe': 'muon'}
+OPTIMIZERS = {'decoder': 'adamw', 'moe': 'muon', 'lora': 'adamw'}
 
 
 def _config(kind: str):
   config = tests_tiny.get_config()
-  config.model.update(kind=kind, heads=4, kv_heads=4, head_dim=8)
+  config.model.update(heads=4, kv_heads=4, head_dim=8)
   # The balance of experts is of a part of the batch: no mean over its rows.
   config.model.update(experts=4, top_k=2, aux_weight=0.0)
   config.data.batch = 8
+  if kind == 'moe':
+    config.model.kind = kind
   return config
 
 
@@ -57,6 +59,7 @@ def losses(
   config.mesh.update(fsdp=fsdp, expert=expert, tensor=tensor)
   config.protocol.update(blend='interpolate', blend_alpha=0.5)
   config.model.init_from = f'hf:{folder}'
+  config.model.lora_rank = 8 if kind == 'lora' else 0
   run_spec = make_run_spec(run_config.build(config))
   programs = LearnerPrograms(run_spec, jax.devices()[: fsdp * expert * tensor])
   params, state = programs.draw()

@@ -15,7 +15,11 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 ONE = '1x1x1x1'
 # fsdp x expert x tensor x accumulate.
-MESHES = {'decoder': ('4x1x1x1', '2x1x2x2'), 'moe': ('2x2x2x2',)}
+MESHES = {
+  'decoder': ('4x1x1x1', '2x1x2x2'),
+  'moe': ('2x2x2x2',),
+  'lora': ('2x1x2x2',),
+}
 PAIRS = [(kind, mesh) for kind, meshes in MESHES.items() for mesh in meshes]
 
 

@@ -331,6 +331,7 @@ class _Process:
     signal.signal(signal.SIGUSR1, profiler.ask)
     programs = LearnerPrograms(self._run_spec)
     programs.profiler = profiler
+    _ = programs.frozen  # It is read before the learner says hello.
     return programs
 
 
