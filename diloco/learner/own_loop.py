@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +38,9 @@ from diloco.learner import restore
 from diloco.learner.boundaries import Boundaries
 from diloco.learner.connection import RunIsOver, SyncerAddress
 from diloco.learner.exchange_programs import ROOM, ExchangePrograms, like
+from diloco.learner.hosts.follower import Follower
+from diloco.learner.hosts.host_group import HostGroup
+from diloco.learner.hosts.process_group import meet
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_state import TrainState
 from diloco.metrics.workdir import Workdir, folder_at, learner_name
@@ -46,15 +49,18 @@ from diloco.models import api
 from diloco.models.given import given_model
 from diloco.models.kinds import GIVEN, TREE
 from diloco.numerics import fragments
+from diloco.protocol import host_messages
 from diloco.run.bind_policy import open_access
 from diloco.run.environment import describe
 from diloco.run.event_log import LearnerEventLog
 from diloco.run.spec import INITIAL, RunSpec, make_run_spec
 from diloco.transport import sockets
+from diloco.transport.host_channel import GroupLost
 from diloco.transport.planes import make_plane
 
 NOTICE_S = 25.0  # Within which a learner that is told to stop leaves.
 ROLES = tuple(role for role in api.ROLES if role != api.FROZEN)
+FAILED, REFUSED = 1, 2  # Why the hosts end; 0: it is over, or was stopped.
 FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
@@ -281,10 +287,16 @@ class Learner:
   that the devices always have a step queued. SIGTERM and SIGINT make it leave
   in good order, with a checkpoint, at the next boundary.
 
+  A learner of several hosts has one of these in each process; all make the
+  same calls, with the tokens, rows and loss of all. A host that is gone ends
+  the others: start all of them again. `transport.host` in `sync.config` is the
+  address by which a host's peers reach it.
+
   Args:
     syncer: host:port.
     params: pytree of `jax.Array`s in f32, bf16 or f16; all on one device, or
-      with a `NamedSharding` on one mesh. It belongs to the learner from now on.
+      with a `NamedSharding` on one mesh: that of all processes, where
+      `jax.distributed` has several. It belongs to the learner from now on.
     opt_state: pytree of arrays that is only carried: saved, and given to a
       learner that comes back. What lies with a parameter has its path at the
       end of its own, as optax's states do.
@@ -318,11 +330,6 @@ class Learner:
     notice_s: float = NOTICE_S,
     access: Mapping[str, str] = {},
   ):
-    if jax.process_count() > 1:
-      raise ConfigError(
-        f'{jax.process_count()} processes of jax.distributed: a learner around '
-        'a loop of your own has one'
-      )
     self._tree = Tree(params, sync.roles)
     config = sync.run_config()
     run_config.check_learner(config, learner)
@@ -330,6 +337,7 @@ class Learner:
     self._run_spec = run_spec
     self.done = False
     self._started = False
+    self._at = host_messages.Proceed(0, 0, 0)  # Of a host that follows.
     folder = Workdir(
       pathlib.Path(workdir).absolute(), folder_at(config.checkpoint.folder)
     )
@@ -347,7 +355,26 @@ class Learner:
       config.checkpoint.keep_latest,
       say=logging.warning,
     )
-    restored = restore.restore(run_spec, self._programs, records)
+    hosts = meet(transport.host, self._on_lost)
+    self._leads = isinstance(hosts, HostGroup)
+    if not self._leads:
+      self._follower = Follower(
+        jax.process_index(),
+        hosts,
+        run_spec,
+        self._programs,
+        records,
+        self._plane,
+        folder,
+        lambda restored: TrainState(
+          run_spec, self._programs, restored, records
+        ),
+      )
+      self._state = self._follower.state
+      return
+    self._hosts = hosts
+    step = hosts.agree(records.readable())
+    restored = restore.restore(run_spec, self._programs, records, step)
     self._state = TrainState(run_spec, self._programs, restored, records)
     self._client = SyncerClient(
       run_spec,
@@ -356,6 +383,7 @@ class Learner:
       self._programs,
       restored.host,
       restored.start,
+      hosts=hosts,
       workdir=folder,
     )
     hparams = run_config.flat(config)
@@ -375,7 +403,9 @@ class Learner:
       self._writer,
       self._tape,
       notice_s,
+      hosts,
     )
+    hosts.watch(on_stop=self._boundaries.stop, on_lost=self._client.crash)
 
   def __enter__(self) -> 'Learner':
     self._handlers = {}
@@ -385,13 +415,21 @@ class Learner:
     return self
 
   def __exit__(self, kind, error, trace):
-    if kind is None and self._started and not self.done:
+    ends = kind is None and self._started and not self.done
+    if ends and self._leads:
       self._boundaries.abandon('its loop ended')
+      self._end_all(0, 'its loop ended')
+    elif ends:
+      self._follow()
     for number, handler in self._handlers.items():
       signal.signal(number, handler)
-    self._client.close()
-    self._writer.close()
-    self._tape.close()
+    if self._leads:
+      self._client.close()
+      self._hosts.close()
+      self._writer.close()
+      self._tape.close()
+    else:
+      self._follower.close()
     self._plane.close()
 
   def start(self) -> tuple[Any, Any]:
@@ -404,11 +442,10 @@ class Learner:
       ConfigError: the syncer refuses this learner for good.
       SyncerAbsent: there is no syncer.
     """
-    try:
-      if not self._boundaries.begin():
-        self._leave()
-    except RunIsOver:
-      self.done = True
+    if self._leads:
+      self._lead(self._boundaries.begin)
+    else:
+      self._follow()
     self._started = True
     self._programs.given = None
     return self._result()
@@ -448,39 +485,50 @@ class Learner:
         )
     flat = self._tree.flat(params)
     self._programs.check(flat)
-    state, boundaries = self._state, self._boundaries
-    state.params, state.inner_state = flat, opt_state
+    self._state.params, self._state.inner_state = flat, opt_state
+    if not self._leads:
+      self._follow()
+      return self._result()
     global_step = self._client.global_step
     self._tape.progress(global_step)
-    try:
-      boundaries.after_step({'loss': loss}, int(rows), int(tokens), global_step)
-      if not boundaries.goes_on():
-        self._leave()
-    except RunIsOver:
-      self.done = True
+
+    def exchange() -> bool:
+      done = {'loss': loss}, int(rows), int(tokens), global_step
+      self._boundaries.after_step(*done)
+      return self._boundaries.goes_on()
+
+    self._lead(exchange)
     return self._result()
 
   @property
   def position(self) -> int:
-    return self._boundaries.rows
+    return self._boundaries.rows if self._leads else self._at.rows
 
   @property
   def step(self) -> int:
-    return self._boundaries.step
+    return self._boundaries.step if self._leads else self._at.step
 
   @property
   def global_step(self) -> int:
     """t of the run, such as for a schedule."""
-    return self._client.global_step
+    return self._client.global_step if self._leads else self._at.global_step
 
   def stop(self):
     """Leaves in good order, at the next boundary; signal-safe."""
-    self._boundaries.stop()
+    (self._boundaries if self._leads else self._follower).stop()
 
   def parameters(self) -> Any:
     """Returns Θ as this learner last received it: a pytree of f32 arrays on the
     host. Once the run is over that is what the run has trained.
+
+    Raises:
+      RuntimeError: the learner has several hosts, each of which has a part.
     """
+    if jax.process_count() > 1:
+      raise RuntimeError(
+        'each host has a part of Θ: read parameters/ of the workdir, once the '
+        'run is over'
+      )
     run_spec, held = self._run_spec, self._state.host.held()
     theta = {
       path: np.empty(spec.shape, np.float32)
@@ -497,13 +545,53 @@ class Learner:
   def _result(self) -> tuple[Any, Any]:
     return self._tree.nested(self._state.params), self._state.inner_state
 
-  def _leave(self):
-    left = self._boundaries.finish()
+  def _lead(self, work: Callable[[], bool]):
+    """Works at a boundary; tells the other hosts what comes after it.
+
+    Args:
+      work: returns whether another step follows.
+    """
+    try:
+      if work():
+        if self._hosts.count > 1:
+          at = self.position, self.step, self.global_step
+          self._hosts.tell(host_messages.Proceed(*at))
+        return
+      left = self._boundaries.finish()
+    except RunIsOver as over:
+      self._end_all(0, str(over))
+      self.done = True
+      return
     if left.refused:
-      raise ConfigError(f'the syncer refused: {left.reason}')
+      reason = f'the syncer refused: {left.reason}'
+      self._end_all(REFUSED, reason)
+      raise ConfigError(reason)
     if not (left.done or left.stopped):
-      raise RuntimeError(f'learner left: {left.reason}')
+      reason = f'learner left: {left.reason}'
+      self._end_all(FAILED, reason)
+      raise RuntimeError(reason)
+    self._end_all(0, left.reason)
     self.done = True
+
+  def _end_all(self, code: int, reason: str):
+    self._hosts.tell(host_messages.EndAt(code, reason))
+
+  def _follow(self):
+    """Performs what host 0 does at this boundary."""
+    order = self._follower.until_step()
+    if isinstance(order, host_messages.Proceed):
+      self._at = order
+      return
+    self.done = True
+    if order.code == REFUSED:
+      raise ConfigError(order.reason)
+    if order.code:
+      raise RuntimeError(order.reason)
+
+  def _on_lost(self, error: GroupLost):
+    """Ends the process: a collective may wait for the lost host forever."""
+    logging.error('another host is gone: %s', error)
+    os._exit(1)
 
 
 class GivenPrograms(ExchangePrograms):

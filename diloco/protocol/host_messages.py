@@ -32,6 +32,14 @@ class MakeStep(FromLeadingHost):
   lr: float
 
 
+class Proceed(FromLeadingHost):
+  """All of this boundary is told: make a step of a loop that is not ours."""
+
+  rows: int  # Taken of the learner's data.
+  step: int  # Own steps made.
+  global_step: int  # t.
+
+
 class TakeSnapshot(FromLeadingHost):
   """Copy a fragment; offer this host's part of it, if there is a session."""
 

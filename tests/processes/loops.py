@@ -3,12 +3,15 @@
 
     python -m tests.processes.loops --workdir=DIR syncer plain|nnx
     python -m tests.processes.loops --workdir=DIR HOST:PORT plain|nnx NUMBER
+    python -m tests.processes.loops --workdir=DIR HOST:PORT sharded NUMBER \\
+      0|1 COORDINATOR    # Both hosts of a learner.
 
 A loop waits for data at position `GATE` until the file 'go' is in the workdir,
 so that a test can do something on the way, however slow the machine is.
 """
 
 import dataclasses
+import functools
 import pathlib
 import sys
 import time
@@ -17,6 +20,7 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from diloco.checkpoint.parameters import write_parameters
 from diloco.learner.own_loop import Learner, start_syncer
@@ -42,13 +46,15 @@ class Net(nnx.Module):
     return self.last(jax.nn.relu(self.first(x)))
 
 
-GRAPH, STATE = nnx.split(Net(), nnx.Param)
+@functools.cache
+def net():
+  return nnx.split(Net(), nnx.Param)
 
 
 @jax.jit
 def nnx_step(state, opt_state, x, y):
   def loss_of(state):
-    logits = nnx.merge(GRAPH, state)(x)
+    logits = nnx.merge(net()[0], state)(x)
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
   loss, gradient = jax.value_and_grad(loss_of)(state)
@@ -56,13 +62,38 @@ def nnx_step(state, opt_state, x, y):
   return optax.apply_updates(state, updates), opt_state, loss
 
 
+def sharded_init():
+  """Returns the parameters of `own_loop`, cut over the devices of all hosts."""
+  mesh = Mesh(jax.devices(), ('fsdp',))
+  cut = {'in': (None, 'fsdp'), 'bias': ('fsdp',), 'out': ('fsdp',)}
+
+  def placed(path, x):
+    where = NamedSharding(mesh, PartitionSpec(*cut.get(path, ())))
+    return jax.make_array_from_callback(
+      x.shape, where, np.asarray(x).__getitem__
+    )
+
+  return {path: placed(path, x) for path, x in own_loop.init().items()}
+
+
 LOOPS = {
+  'sharded': (sharded_init, own_loop.step),
   'plain': (own_loop.init, own_loop.step),
-  'nnx': (lambda: jax.tree.map(lambda x: x, STATE), nnx_step),
+  'nnx': (lambda: jax.tree.map(lambda x: x, net()[1]), nnx_step),
 }
 
 
-def main(workdir: str, syncer: str, kind: str, number: int = 0):
+def main(
+  workdir: str,
+  syncer: str,
+  kind: str,
+  number: str = '0',
+  host: str = '0',
+  coordinator: str = '',
+):
+  number = int(number)
+  if coordinator:
+    jax.distributed.initialize(coordinator, 2, int(host))
   init, step = LOOPS[kind]
   params = init()
   if syncer == 'syncer':
@@ -70,7 +101,7 @@ def main(workdir: str, syncer: str, kind: str, number: int = 0):
       print(f'the syncer listens at {run.address}', flush=True)
       run.wait()
     return
-  given = syncer, params, own_loop.OPTIMIZER.init(params)
+  given = syncer, params, jax.jit(own_loop.OPTIMIZER.init)(params)
   with Learner(*given, learner=number, sync=SYNC, workdir=workdir) as learner:
     params, opt_state = learner.start()
     while not learner.done:
@@ -82,6 +113,8 @@ def main(workdir: str, syncer: str, kind: str, number: int = 0):
       params, opt_state = learner.boundary(
         params, opt_state, tokens=32, loss=loss
       )
+    if coordinator:
+      return  # Each host has a part of Θ.
     names = [
       jax.tree_util.keystr(path, simple=True, separator='/')
       for path, _ in jax.tree_util.tree_leaves_with_path(params)
@@ -94,4 +127,4 @@ def main(workdir: str, syncer: str, kind: str, number: int = 0):
 
 if __name__ == '__main__':
   folder, *words = sys.argv[1:]
-  main(folder.removeprefix('--workdir='), *words[:2], *map(int, words[2:]))
+  main(folder.removeprefix('--workdir='), *words)

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable
 
 from diloco.checkpoint.learner_records import LearnerRecords
+from diloco.learner.exchange_programs import ExchangePrograms
 from diloco.learner.hosts.host_transfer import OF_SESSIONS, HostTransfer
-from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import Mismatch
-from diloco.learner.restore import restore
-from diloco.learner.train_state import SteppingState
+from diloco.learner.restore import RestoredState, restore
+from diloco.learner.train_state import TrainState
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import host_messages, messages
 from diloco.run.spec import RunSpec
@@ -38,6 +38,10 @@ class Follower:
     records: checkpoints of this host.
     plane: the data plane.
     workdir: of the run.
+    make_state: takes what was restored, and returns what performs orders.
+
+  Attributes:
+    state: performs the orders on the arrays of this host.
 
   Raises:
     GroupLost: the leading host is gone.
@@ -48,11 +52,11 @@ class Follower:
     index: int,
     leading: HostConnection,
     run_spec: RunSpec,
-    learner: int,
-    programs: LearnerPrograms,
+    programs: ExchangePrograms,
     records: LearnerRecords,
     plane: DataPlane,
     workdir: Workdir,
+    make_state: Callable[[RestoredState], TrainState],
   ):
     self._records = records
     records.on_over = lambda step: self._say(host_messages.HostSaved(step))
@@ -64,7 +68,7 @@ class Follower:
     leading.on_message, leading.on_lost = self._hear, self._todo.put
     self._say(host_messages.HostStarted(index, records.readable()))
     restored = restore(run_spec, programs, records, self._next().step)
-    self._state = SteppingState(run_spec, learner, programs, restored, records)
+    self.state = make_state(restored)
     self._transfer = HostTransfer(
       run_spec, programs, restored.host, plane, workdir
     )
@@ -83,18 +87,34 @@ class Follower:
       GroupLost: the leading host is gone.
     """
     try:
-      while True:
-        order = self._next()
-        if isinstance(order, host_messages.EndAt):
-          self._records.close(CLOSE_S)
-          return order
+      while isinstance(order := self.until_step(), host_messages.MakeStep):
         self._do(order)
+      return order
     finally:
-      self._up.close(1.0)
-      self._down.close(1.0)
-      self._transfer.end_donations()
-      self._transfer.sessions.close()
-      self._connection.close(1.0)
+      self.close()
+
+  def until_step(
+    self,
+  ) -> host_messages.MakeStep | host_messages.Proceed | host_messages.EndAt:
+    """Executes orders up to the next step, or the end; returns that order.
+
+    Raises:
+      GroupLost: the leading host is gone.
+    """
+    steps = host_messages.MakeStep, host_messages.Proceed, host_messages.EndAt
+    while not isinstance(order := self._next(), steps):
+      self._do(order)
+    if isinstance(order, host_messages.EndAt):
+      self._records.close(CLOSE_S)
+    return order
+
+  def close(self):
+    """Ends the threads and the connection; sends what is queued."""
+    self._up.close(1.0)
+    self._down.close(1.0)
+    self._transfer.end_donations()
+    self._transfer.sessions.close()
+    self._connection.close(1.0)
 
   def _say(self, message):
     self._connection.send(message)
@@ -179,11 +199,11 @@ class Follower:
         assert argument is not None, f'{order} has not arrived here'
       case host_messages.AdoptState():
         argument = self._transfer.take_adopted()
-    result = self._state.perform(order, argument)
+    result = self.state.perform(order, argument)
     match order:
       case host_messages.TakeSnapshot() if order.session:
         p, encode = order.fragment, self._transfer.encode_delta
-        reference = self._state.own.reference(p)
+        reference = self.state.own.reference(p)
         self._offer(order, lambda: encode(p, result, reference))
       case host_messages.DonateAt():
         self._donate(order, result)
@@ -191,7 +211,7 @@ class Follower:
         assert result, f'{order} does not begin here: the others would wait'
 
   def _donate(self, order: host_messages.DonateAt, state):
-    held = list(self._state.held)
+    held = list(self.state.held)
 
     def perform() -> Done:
       address, parts = self._transfer.donate(order, held, state)

@@ -31,6 +31,7 @@ from diloco.learner.programs import LearnerPrograms
 from diloco.learner.restore import CheckpointGone
 from diloco.learner.syncer_client import SyncerClient
 from diloco.learner.train_loop import TrainLoop
+from diloco.learner.train_state import SteppingState
 from diloco.metrics.workdir import Workdir, folder_at, learner_name
 from diloco.metrics.writer import process_writer
 from diloco.monitoring import monitor_flags
@@ -234,16 +235,19 @@ class _Process:
 
   def follow(self, leading: HostConnection) -> int:
     """Runs a host that does not lead; returns the exit code host 0 sends."""
-    records = self._records()
+    records, programs = self._records(), self._programs()
+    learner = self._flags.learner
     follower = Follower(
       self._index,
       leading,
       self._run_spec,
-      self._flags.learner,
-      self._programs(),
+      programs,
       records,
       self._plane,
       self._workdir,
+      lambda restored: SteppingState(
+        self._run_spec, learner, programs, restored, records
+      ),
     )
     _stop_on_signals(follower)
     try:

@@ -14,9 +14,12 @@ same connections carry its orders until the learner ends.
 
 import dataclasses
 import queue
+import secrets
 from collections.abc import Callable
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from diloco.config.sections import ConfigError
 from diloco.learner.hosts.host_group import HostGroup
@@ -24,6 +27,7 @@ from diloco.protocol import host_messages
 from diloco.transport import host_channel, sockets
 from diloco.transport.host_channel import GroupLost, HostConnection
 
+TOLD_BYTES = 128  # A secret, and an address.
 MEET_S = 300.0  # Machines of a slice may come up minutes apart.
 HEARTBEAT_S = 10  # After this, a silent host is taken for dead.
 SHUTDOWN_S = 10  # How long hosts wait for each other at the end.
@@ -181,6 +185,46 @@ def rendezvous_join(
     return leading, heard.get(timeout=MEET_S).address
   except queue.Empty:
     raise GroupLost('host 0 does not say where JAX is') from None
+
+
+def meet(own: str, on_lost: OnLost) -> HostGroup | HostConnection:
+  """Connects the hosts of a learner whose processes JAX has brought together.
+
+  That of JAX's index 0 leads. What the others need to reach it goes by a
+  collective, so that each of them calls this at the same point.
+
+  Args:
+    own: IP literal of this machine for its peers.
+    on_lost: called on a thread if another host ends.
+
+  Returns:
+    The other hosts, on the leading one; the connection to it, on another.
+
+  Raises:
+    GroupLost: not all hosts came.
+  """
+  if jax.process_count() == 1:
+    return HostGroup()
+  listener, told = None, b''
+  if jax.process_index() == 0:
+    secret = secrets.token_hex(16)
+    listener = host_channel.HostListener(own, secret.encode())
+    told = f'{secret} {sockets.join(*listener.address)}'.encode()
+  told = np.frombuffer(told.ljust(TOLD_BYTES), np.uint8)
+  told = bytes(multihost_utils.broadcast_one_to_all(told)).decode()
+  if listener is not None:
+    try:
+      others = listener.accept(jax.process_count() - 1, MEET_S)
+    finally:
+      listener.close()
+    return HostGroup(others, on_lost)
+  secret, at = told.split()
+  raw = host_channel.connect(
+    sockets.split(at), secret.encode(), absent_s=MEET_S
+  )
+  return HostConnection(
+    raw, host_messages.FROM_LEADING_HOST, lambda _: None, on_lost, 'host 0'
+  )
 
 
 def _wrong_coordinator(coordinator: str) -> list[str]:
