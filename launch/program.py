@@ -136,6 +136,7 @@ class Processes:
   hosts: int = 1
   environment: tuple[tuple[str, str], ...] = ()  # Added to each one's.
   arguments: tuple[str, ...] = ()  # Likewise, where it is unlike others.
+  slices: int = 1  # That share the hosts.
 
 
 def on_this_machine(
@@ -173,12 +174,20 @@ def on_this_machine(
   result = []
   for learner, setup in enumerate(unlike.setups(config, learners)):
     own, devices = setup.machines, setup.config.mesh.devices
-    hosts = own.pop('hosts', 0) or numbers[learner]
+    slices = setup.config.mesh.slices
+    hosts = own.pop('hosts', 0) or max(numbers[learner], slices)
     if own:
       raise ConfigError(
         [
           f'{run_config.UNLIKE}: learner {learner}: {next(iter(own))}: is for '
           '`diloco launch`; here all learners are on one machine'
+        ]
+      )
+    if hosts % slices:
+      raise ConfigError(
+        [
+          f'--hosts={asked}: the {slices} slices of learner {learner} do not '
+          'share them evenly'
         ]
       )
     if devices % hosts:
@@ -190,7 +199,7 @@ def on_this_machine(
       )
     forced = f'{xla_flags} {FORCED}={devices // hosts}'.strip()
     environment = ((XLA_FLAGS, forced),) * cpu_devices
-    result.append(Processes(hosts, environment, setup.arguments))
+    result.append(Processes(hosts, environment, setup.arguments, slices))
   return tuple(result)
 
 
@@ -204,6 +213,7 @@ class Role:
   optional: bool = False  # The run goes on, and ends, without it.
   leave_s: float = 10.0  # From SIGTERM to SIGKILL.
   hosts: int = 1  # So many processes, which live and die together.
+  slices: int = 1  # Or of each slice a part of them; see `launch.slices`.
   environment: tuple[tuple[str, str], ...] = ()  # Added to its processes'.
   # Added to that of each process, by its number; empty: nothing is.
   own_environments: tuple[tuple[tuple[str, str], ...], ...] = ()
@@ -214,17 +224,42 @@ class Role:
     """Name of one of its processes; the first has the role's own."""
     return f'{self.name}.{host}' if host else self.name
 
-  def command(self, host: int, coordinator: str) -> list[str]:
+  def hosts_of(self, slices: Sequence[int]) -> list[int]:
+    """Returns the numbers of the processes of some slices."""
+    part = self.hosts // self.slices
+    return [i * part + k for i in slices for k in range(part)]
+
+  def command(
+    self,
+    host: int,
+    coordinator: str,
+    live: Sequence[int] = (0,),
+    memory: str = '',
+    coordination: str = '',
+  ) -> list[str]:
     """Returns the command of one of its processes.
 
     Args:
       coordinator: 'host:port' where they meet; unused for a single host.
+      live: slices that take part.
+      memory: folder for boundaries, of several slices.
+      coordination: 'host:port' of their JAX service.
     """
     metrics = []
     if self.metrics_port:
       port = self.metrics_port + host
       metrics = monitor_flags.arguments(sockets.LOOPBACK, port)
-    return [*self.argv, *metrics, *host_flags(self.hosts, host, coordinator)]
+    hosts = self.hosts_of(live)
+    sliced = []
+    if self.slices > 1:
+      words = ','.join(map(str, live))
+      sliced = [
+        f'--live_slices={words}',
+        f'--memory={memory}',
+        f'--coordination={coordination}',
+      ]
+    of_host = host_flags(len(hosts), hosts.index(host), coordinator)
+    return [*self.argv, *metrics, *sliced, *of_host]
 
   def variables(self, host: int) -> dict[str, str]:
     """Returns what is added to the environment of one of its processes."""
@@ -290,6 +325,7 @@ def program(
       optional=kind.optional or is_newcomer,
       leave_s=kind.leave_s,
       hosts=process.hosts,
+      slices=process.slices,
       environment=variables.joined(
         (*process.environment, *variables.of_kind(asked, task.kind))
       ),

@@ -12,19 +12,24 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 
-from diloco.config.hardware import GROUP_SECRET
+from diloco.config.hardware import GROUP_SECRET, WANTED
 from diloco.transport import sockets
 from launch.parent_death import dying_with_parent
 from launch.program import Role
+from launch.slices import LiveSlices
 
 Tell = Callable[[str, str, int, str], None]  # Process, event, pid, detail.
 LINGER_S = 30.0  # From the run's end until remaining processes are stopped.
 POLL_S = 0.05
+WORLD_ENDS_S = 15.0  # Within which other slices write their boundary.
+SHARED_MEMORY = '/dev/shm'
 DISMISSED = 'it was dismissed'  # The end of an event's detail.
 LOG_LOOK_S = 10.0
 LOG_BYTES = 64 << 20  # Of one process; then its log is cut, and
@@ -35,6 +40,7 @@ EXIT_USAGE = 64  # So would the same command line.
 EXIT_CUT_OFF = 69  # A learner has made all steps, and found no syncer.
 # All others but 0 are tried again.
 EXITS_FATAL = (EXIT_USAGE, EXIT_CUT_OFF, EXIT_CONFIG)
+EXIT_SLICES = 75  # Another slice is lost, or wanted; its state is in memory.
 EXIT_STOPPED = 143  # 128 + SIGTERM: it left within its notice.
 
 # States of a process.
@@ -140,6 +146,10 @@ class RoleProcesses:
   the first death ends all of them at once; nothing of theirs is worth saving. A
   process that leaves in good order gives the others time to do the same.
 
+  Of a learner of several slices those that are left end by themselves, with
+  their boundary in memory, and start again at once without the lost one. That
+  is asked back later, by a file that the learner looks for at each boundary.
+
   Attributes:
     start_at_s: when they are started again, on the monotonic clock.
 
@@ -148,7 +158,7 @@ class RoleProcesses:
     leave_s: how long the others may go on after one has left in good order.
   """
 
-  def __init__(self, role: Role, tell: Tell, leave_s: float):
+  def __init__(self, role: Role, tell: Tell, leave_s: float, delay_s: float):
     self.role = role
     self.state = WAITING
     self.start_at_s = 0.0
@@ -160,6 +170,10 @@ class RoleProcesses:
     self._told_to_leave = False
     self._leave_at_s = float('inf')  # On the monotonic clock.
     self._coordinator = ''
+    self.slices = LiveSlices(role.slices, delay_s)
+    self.reforms = 0  # Starts that followed the end of a world in memory.
+    self._memory: pathlib.Path | None = None
+    self._coordination: subprocess.Popen | None = None
 
   @property
   def pid(self) -> int | None:
@@ -185,15 +199,21 @@ class RoleProcesses:
     self._exits.clear()
     self._told_to_leave = False
     self._leave_at_s = float('inf')
+    live, sliced = self.slices.live, ()
+    if role.slices > 1:
+      self._wanted.unlink(missing_ok=True)
+      sliced = str(self._in_memory()), self._coordinated(len(live))
     self.state = RUNNING
     self.starts += 1
-    for host in range(role.hosts):
+    for host in role.hosts_of(live):
       name = role.process(host)
       path = log(name)
       path.parent.mkdir(parents=True, exist_ok=True)
       with path.open('ab') as file:
         self._running[name] = subprocess.Popen(
-          dying_with_parent(role.command(host, self._coordinator)),
+          dying_with_parent(
+            role.command(host, self._coordinator, live, *sliced)
+          ),
           stdin=subprocess.DEVNULL,
           stdout=file,
           stderr=subprocess.STDOUT,
@@ -229,6 +249,74 @@ class RoleProcesses:
     self.state = DEAD
     return list(self._exits)
 
+  def reform(self, now_s: float) -> bool:
+    """Goes on after a world of several slices, if one of them has its boundary
+    in memory; returns whether it does.
+    """
+    role = self.role
+    if role.slices == 1:
+      return False
+    codes = {end.process: end.code for end in self._exits}
+    kept = {
+      i: all(
+        codes.get(role.process(host)) == EXIT_SLICES
+        for host in role.hosts_of([i])
+      )
+      for i in self.slices.live
+    }
+    asked = self._wanted.exists()
+    lost = self.slices.ended(kept, now_s)
+    if len(lost) == len(kept) or not (lost or asked):
+      return False
+    self.reforms += 1
+    self.state, self.start_at_s = WAITING, now_s
+    return True
+
+  def ask_back(self, now_s: float) -> None:
+    """Asks for a world with the slices that are to come back."""
+    if self.state == RUNNING and self.slices.due(now_s):
+      self._wanted.touch()
+
+  def _coordinated(self, slices: int) -> str:
+    """Returns where JAX's service is for the next world."""
+    if self._coordination is None:
+      self._coordination = subprocess.Popen(
+        dying_with_parent(
+          [sys.executable, '-m', 'diloco.learner.coordination']
+        ),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+      )
+    hosts = len(self.role.hosts_of(range(slices)))
+    at = sockets.join(sockets.LOOPBACK, sockets.free_port(sockets.LOOPBACK))
+    self._coordination.stdin.write(f'{hosts} {at}\n')
+    self._coordination.stdin.flush()
+    if self._coordination.stdout.readline().strip() != at:
+      raise RuntimeError(f'{self.role.name}: JAX does not serve at {at}')
+    return at
+
+  def forget(self) -> None:
+    """Removes what is in memory, and ends JAX's service."""
+    if self._coordination is not None:
+      self._coordination.kill()
+      self._coordination.wait()
+    if self._memory is not None:
+      shutil.rmtree(self._memory, ignore_errors=True)
+
+  @property
+  def _wanted(self) -> pathlib.Path:
+    return self._in_memory() / WANTED
+
+  def _in_memory(self) -> pathlib.Path:
+    if self._memory is None:
+      folder = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None
+      self._memory = pathlib.Path(
+        tempfile.mkdtemp(prefix=f'diloco-{self.role.name}-', dir=folder)
+      )
+    return self._memory
+
   def kill(self, reason: str) -> None:
     """Ends all processes at once, and reaps them."""
     self.send(signal.SIGKILL, 'stopped', f'SIGKILL: {reason}')
@@ -238,6 +326,10 @@ class RoleProcesses:
   def _end_the_others(self) -> None:
     """Kills the others after a death; after a departure, lets them leave."""
     worst = _worst(self._exits)
+    if self.role.slices > 1 and not has_left(worst.code):
+      end_at_s = time.monotonic() + WORLD_ENDS_S
+      self._leave_at_s = min(self._leave_at_s, end_at_s)
+      return
     if not has_left(worst.code):
       self.kill(f'{worst.process} is dead')
       return
@@ -311,7 +403,8 @@ class Supervisor:
       hurry: returns True to stop waiting for processes that were told to leave.
     """
     self._groups = {
-      role.name: RoleProcesses(role, self._tell, linger_s) for role in roles
+      role.name: RoleProcesses(role, self._tell, linger_s, restart_delay_s)
+      for role in roles
     }
     assert len(self._groups) == len(roles), f'a name twice: {roles}'
     self._log = log
@@ -331,6 +424,8 @@ class Supervisor:
 
   def __exit__(self, *exception) -> None:
     self.stop()
+    for group in self._groups.values():
+      group.forget()
 
   @property
   def is_over(self) -> bool:
@@ -357,9 +452,18 @@ class Supervisor:
       self._looked_s = time.monotonic()
       self._rotate_logs()
     for group in self._groups.values():
+      group.ask_back(time.monotonic())
       is_due = time.monotonic() >= group.start_at_s
       if group.state == WAITING and is_due and not self.failure:
         group.start(self._log, self._environment)
+
+  def slices(self, name: str) -> list[int]:
+    """Returns the slices of a role that take part, or are about to."""
+    return self._groups[name].slices.live
+
+  def take_back(self, name: str) -> None:
+    """Has the slices of a role that are away take part from now on."""
+    self._groups[name].slices.take_back()
 
   def is_running(self, name: str) -> bool:
     return self._groups[name].state == RUNNING
@@ -385,7 +489,9 @@ class Supervisor:
     old = self._groups.get(role.name)
     assert old is None or old.state == DEAD, f'a name twice: {role.name}'
     self._dismissed.discard(role.name)
-    self._groups[role.name] = RoleProcesses(role, self._tell, self._linger_s)
+    self._groups[role.name] = RoleProcesses(
+      role, self._tell, self._linger_s, self._restart_delay_s
+    )
 
   def dismiss(self, name: str, reason: str) -> None:
     """SIGTERM for a running role, which is not started again.
@@ -434,11 +540,17 @@ class Supervisor:
       how = describe_exit(last.code)
       self._tell(last.process, 'exited', last.pid, f'{how}; {DISMISSED}')
       return
+    is_over = self._stop_at_s is not None
+    if not is_over and group.reform(time.monotonic()):
+      live = ', '.join(map(str, group.slices.live))
+      how = f'{describe_exit(last.code)}; goes on with slices {live}'
+      self._tell(last.process, 'exited', last.pid, how)
+      return
     decision = after_exit(
       judged.code,
-      group.starts - 1,
+      group.starts - 1 - group.reforms,
       self._restarts_max,
-      self._stop_at_s is not None,
+      is_over,
       group.role.optional,
     )
     group.state = decision.state

@@ -177,6 +177,25 @@ def own_code_of(config: RunConfig) -> Iterator[tuple[str, str]]:
       yield key, values[key]
 
 
+def with_slices(config: RunConfig, live: int) -> RunConfig:
+  """Returns the configuration of a learner that has so many of its slices.
+
+  The rows of a slice stay what they are.
+
+  Raises:
+    ConfigError: it has not so many.
+  """
+  slices = config.mesh.slices
+  if not 1 <= live <= slices:
+    raise ConfigError(f'{live} slices: must be in 1 … mesh.slices={slices}')
+  rows = config.data.batch // slices
+  return dataclasses.replace(
+    config,
+    data=dataclasses.replace(config.data, batch=rows * live),
+    mesh=dataclasses.replace(config.mesh, slices=live),
+  )
+
+
 def check_devices(config: RunConfig, device_count: int) -> None:
   """Refuses a mesh that does not fit the devices of this learner.
 
@@ -356,10 +375,12 @@ def _syncer_serves(protocol, syncer) -> Iterator[str]:
 
 
 def _parts_divide(data, inner, mesh) -> Iterator[str]:
-  parts = mesh.fsdp * mesh.expert * inner.accumulate
+  parts = mesh.slices * mesh.fsdp * mesh.expert * inner.accumulate
   if data.batch % parts:
+    several = f'mesh.slices={mesh.slices} * ' if mesh.slices > 1 else ''
     yield (
-      f'data.batch={data.batch}: must be a multiple of mesh.fsdp={mesh.fsdp} '
+      f'data.batch={data.batch}: must be a multiple of '
+      f'{several}mesh.fsdp={mesh.fsdp} '
       f'* mesh.expert={mesh.expert} * inner.accumulate={inner.accumulate} = '
       f'{parts}'
     )

@@ -357,7 +357,10 @@ class SyncerConfig(Section, section='syncer'):
 class MeshConfig(Section, section='mesh'):
   """Devices of one learner, by axis; their product is all it uses."""
 
-  fsdp: Count = 1  # Devices of one learner over which parameters are sharded.
+  # Of a learner, groups of hosts that fail together: each has all parameters,
+  # on as many devices as the other axes say, and its share of the batch.
+  slices: Count = 1
+  fsdp: Count = 1  # Devices of one slice over which parameters are sharded.
   expert: Count = 1  # Devices over which the experts are spread.
   context: Count = 1  # Devices over which a sequence is split.
   tensor: Count = 1  # Devices over which heads and d_ff are split.
@@ -365,12 +368,14 @@ class MeshConfig(Section, section='mesh'):
   @property
   def devices(self) -> int:
     """The number of devices that it takes."""
-    return self.fsdp * self.expert * self.context * self.tensor
+    of_slice = self.fsdp * self.expert * self.context * self.tensor
+    return self.slices * of_slice
 
   @property
   def product(self) -> str:
     """The axes as a message names them."""
-    axes = ('fsdp', 'expert', 'context', 'tensor')
+    several = ('slices',) if self.slices > 1 else ()
+    axes = (*several, 'fsdp', 'expert', 'context', 'tensor')
     sizes = (f'mesh.{axis}={getattr(self, axis)}' for axis in axes)
     return ' * '.join(sizes)
 
@@ -403,6 +408,9 @@ class CheckpointConfig(Section, section='checkpoint'):
   syncer_every_rounds: Count = 16  # Between two of the syncer's.
   # Between two of a learner's, which take turns over this time; 0: none.
   learner_every_steps: Whole = 200
+  # Of a learner with several slices on accelerators: steps between two copies
+  # that outlive a lost slice. On CPUs each boundary does.
+  slice_copy_every_steps: Count = 20
   # Of a learner that is behind the run: through a live peer, through a peer's
   # newest checkpoint, whose folder it must see, or that where no peer lives.
   bootstrap: one_of(BOOTSTRAPS) = 'peer'

@@ -20,6 +20,15 @@ flags.DEFINE_integer('host', 0, 'Number of this host, from 0.')
 flags.DEFINE_string(
   'coordinator', '', 'host:port of host 0, for jax.distributed.'
 )
+flags.DEFINE_list(
+  'live_slices', None, 'Of mesh.slices those that take part, such as 0,2.'
+)
+flags.DEFINE_string(
+  'memory', None, 'Folder in memory for the boundaries of several slices.'
+)
+flags.DEFINE_string(
+  'coordination', '', "host:port of JAX's service, if host 0 does not serve."
+)
 flags.DEFINE_float(
   'notice_s', 25.0, 'Seconds from SIGTERM within which it leaves.'
 )
@@ -30,7 +39,9 @@ def main(config: run_config.RunConfig) -> int:
 
   Returns:
     0; 69 where it was cut off from the syncer when all steps were made; 78
-    where the syncer refuses it for good; 143 where it was stopped.
+    where the syncer refuses it for good; 143 where it was stopped; 75 where
+    another slice is lost, or is to take part again, and the boundary is in
+    memory.
   """
   with config_flags.refusing():
     run_config.check_learner(config, _LEARNER.value)

@@ -386,6 +386,17 @@ class Boundaries:
     self._save()
     return time.monotonic() - began_s
 
+  def _progress(self) -> str:
+    """Returns what belongs to this boundary beside its arrays, JSON."""
+    return json.dumps(
+      progress_of(
+        self._client.machine_state(),
+        self._rows,
+        self._client.process,
+        tuple(replica.crc for replica in self._state.held),
+      )
+    )
+
   def _save(self):
     """Saves θ at this boundary with all that belongs to it, asynchronously."""
     if self._loss is None or (self._left and not self._left.stopped):
@@ -402,13 +413,7 @@ class Boundaries:
       )
       return
     self._tape.save()
-    progress = progress_of(
-      self._client.machine_state(),
-      self._rows,
-      self._client.process,
-      tuple(replica.crc for replica in self._state.held),
-    )
-    order = host_messages.SaveAt(self._step, json.dumps(progress))
+    order = host_messages.SaveAt(self._step, self._progress())
     if self._do(order):
       self._saving_step = self._step
 

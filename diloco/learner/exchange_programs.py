@@ -23,6 +23,8 @@ from jax.sharding import (
 
 from diloco.checkpoint.arrays import named
 from diloco.learner import host_parts
+from diloco.learner.hosts.boundary_memory import StoredBoundary
+from diloco.models.sharding import SLICE
 from diloco.numerics import boxes
 from diloco.numerics.blend import make_blend
 from diloco.numerics.fragments import Piece, change, take
@@ -193,6 +195,65 @@ class ExchangePrograms:
       for piece in self._run_spec.layout.fragments[fragment]
     }
     return jax.block_until_ready(placed)
+
+  def restored(self, stored: StoredBoundary | None, slice_id: int | None):
+    """Returns parameters, inner state and bases of a boundary in memory.
+
+    Args:
+      stored: what this host has of it; another boundary, or None, if it has
+        nothing of it.
+      slice_id: the slice of this world that has all of it, and gives it to the
+        others; None: all of them have.
+    """
+    likes = {
+      'params': self.params_like,
+      'optimizer': self.state_like,
+      'bases': dict(enumerate(self._bases_places())),
+    }
+    held = {} if stored is None else dict(stored.arrays)
+    for p, pieces in enumerate(self._run_spec.layout.fragments):
+      mine = stored and held_boxes(self.holding.needed[p], stored.bases[p])
+      for piece in pieces if mine else ():
+        held[f'bases/{p}/{piece.name}'] = mine[piece.name]
+    names = named(likes)
+    slices = self._mesh.shape.get(SLICE, 1)
+    gives = slice_id is not None and slices > 1
+
+    def placed(name: str, x: jax.ShapeDtypeStruct) -> jax.Array:
+      shape, where = x.shape, x.sharding
+      if gives:
+        shape = (slices, *shape)
+        where = NamedSharding(self._mesh, PartitionSpec(SLICE, *where.spec))
+
+      def shard(index):
+        box = boxes.at(index[gives:], x.shape)
+        if not gives or index[0].start == slice_id:
+          found = boxes.read(held[name], box, x.dtype)
+          assert found is not None, f'{name}{box} is not in memory'
+          return found[None] if gives else found
+        return np.zeros((1, *boxes.shape(box)), x.dtype)
+
+      return jax.make_array_from_callback(shape, where, shard)
+
+    arrays = {name: placed(name, x) for name, x in names.items()}
+    if gives:
+      arrays = jax.jit(
+        lambda arrays: {name: _only(x) for name, x in arrays.items()},
+        out_shardings={name: x.sharding for name, x in names.items()},
+      )(arrays)
+    leaves = [arrays[name] for name in names]
+    tree = jax.tree.unflatten(jax.tree.structure(likes), leaves)
+    bases = [
+      take_boxes(self.holding.needed[p], tree['bases'][p])
+      for p in sorted(tree['bases'])
+    ]
+    return tree['params'], tree['optimizer'], bases
+
+  def _bases_places(self) -> list[dict[str, jax.ShapeDtypeStruct]]:
+    return [
+      {piece.name: like(piece.shape, places[piece.name]) for piece in pieces}
+      for pieces, places in zip(self._run_spec.layout.fragments, self._places)
+    ]
 
   def bases_like(self) -> list[dict[str, Any]]:
     """Returns shape and dtype, by fragment, of what `bases_to_save` returns.
@@ -435,6 +496,12 @@ def _copied_to_host(array: jax.Array) -> jax.Array:
     array.sharding.with_memory_kind(HOST_MEMORY),
     [jax.device_put(x.data, place(x.device)) for x in array.addressable_shards],
   )
+
+
+def _only(x: jax.Array) -> jax.Array:
+  """Returns the one slice of axis 0 that is not 0, to the bit."""
+  as_int = jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}')
+  return jax.lax.bitcast_convert_type(jnp.sum(as_int, 0, as_int.dtype), x.dtype)
 
 
 def _copied(tree):

@@ -373,8 +373,9 @@ class Learner:
       self._state = self._follower.state
       return
     self._hosts = hosts
-    step = hosts.agree(records.readable())
-    restored = restore.restore(run_spec, self._programs, records, step)
+    started, _ = restore.started_with(jax.process_index(), records, None)
+    source = hosts.agree(started)
+    restored = restore.restore(run_spec, self._programs, records, source)
     self._state = TrainState(run_spec, self._programs, restored, records)
     self._client = SyncerClient(
       run_spec,

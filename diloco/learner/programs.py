@@ -50,7 +50,12 @@ class StepPrograms(ExchangePrograms):
     self._inner = run_spec.inner
     mesh = config.mesh
     mesh = sharding.make_mesh(
-      mesh.fsdp, mesh.tensor, devices, expert=mesh.expert, context=mesh.context
+      mesh.fsdp,
+      mesh.tensor,
+      devices,
+      expert=mesh.expert,
+      context=mesh.context,
+      slices=mesh.slices,
     )
     places = sharding.param_shardings(
       run_spec.model.axes, run_spec.all_shapes, mesh

@@ -2,20 +2,24 @@
 """Restores what a learner's process starts from: a checkpoint, or nothing."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 
 import numpy as np
 from absl import logging
 from jax.experimental import multihost_utils
 
+from diloco.checkpoint.arrays import BrokenRecord
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner.exchange_programs import (
   ExchangePrograms,
   Params,
   take_boxes,
 )
+from diloco.learner.hosts.boundary_memory import BoundaryMemory, StoredBoundary
 from diloco.learner.replica import FragmentReplica, Replica
 from diloco.numerics import native, payload
+from diloco.protocol import host_messages
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.learner.state import LearnerState
 from diloco.run.event_log import SEED, Source
@@ -23,6 +27,7 @@ from diloco.run.payload_parts import SliceMap
 from diloco.run.spec import RunSpec
 
 NONE = -1  # No checkpoint.
+HELD_IN = {'checkpoint': 'its checkpoint', 'slice': "its slices' memory"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +54,29 @@ class CheckpointGone(Exception):
   """A checkpoint that this host reported is broken; the learner restarts."""
 
 
+def started_with(
+  host: int, records: LearnerRecords, memory: BoundaryMemory | None
+) -> tuple[host_messages.HostStarted, StoredBoundary | None]:
+  """Returns what a host can restore, and the boundary that it has in memory."""
+  stored = None
+  if memory is not None:
+    try:
+      stored = memory.read()
+    except BrokenRecord as error:
+      logging.warning('%s', error)
+  steps = records.readable()
+  if stored is None:
+    return host_messages.HostStarted(host, steps), None
+  held = stored.step, stored.progress
+  return host_messages.HostStarted(host, steps, *held), stored
+
+
 def restore(
   run_spec: RunSpec,
   programs: ExchangePrograms,
   records: LearnerRecords,
-  step: int | None = None,
+  source: host_messages.RestoreFrom | None = None,
+  stored: StoredBoundary | None = None,
 ) -> RestoredState:
   """Restores this host's part of a checkpoint.
 
@@ -61,8 +84,9 @@ def restore(
   or it draws the initial one, is known only from the syncer.
 
   Args:
-    step: step of the checkpoint that all hosts restore, `NONE` for none;
-      None: the newest complete one, as a learner's only host may.
+    source: what all hosts restore; None: the newest complete checkpoint, as a
+      learner's only host may.
+    stored: the boundary that this host has in memory.
 
   Raises:
     BrokenRecord: the folder belongs to another learner or run.
@@ -71,8 +95,26 @@ def restore(
   slices = programs.holding
   slice_map = SliceMap(run_spec.owners, programs.partition)
   saved = None
-  if step is not None:
+  step = None if source is None else source.step
+  if source is not None:
     records.set_aside_after(step)
+  if source is not None and source.slice >= 0:
+    progress = json.loads(source.progress)
+    gives = None if source.everywhere else source.slice
+    params, state, bases = programs.restored(stored, gives)
+    logging.info('goes on from memory, step %d', step)
+    kind = 'slice'
+    return _restored(
+      run_spec,
+      programs,
+      records,
+      slice_map,
+      kind,
+      progress,
+      params,
+      state,
+      bases,
+    )
   if step != NONE:
     saved = records.restore_state(
       programs.params_like,
@@ -89,22 +131,23 @@ def restore(
     return RestoredState(params, None, host, start, SEED)
   progress, arrays = saved.meta['progress'], saved.arrays
   logging.info('goes on from %s', saved.path)
+  bases = programs.restored_bases(arrays['bases'])
+  kind, params, state = 'checkpoint', arrays['params'], arrays['optimizer']
+  return _restored(
+    run_spec, programs, records, slice_map, kind, progress, params, state, bases
+  )
+
+
+def _restored(
+  run_spec, programs, records, slice_map, kind, progress, params, state, bases
+) -> RestoredState:
   held = [
     FragmentReplica(*fields)
-    for fields in zip(
-      progress['versions'],
-      programs.restored_bases(arrays['bases']),
-      progress['crcs'],
-    )
+    for fields in zip(progress['versions'], bases, progress['crcs'])
   ]
-  host = Replica(run_spec, held, slice_map, slices.host)
-  source = Source(
-    'checkpoint', records.learner, progress['process'], progress['step']
-  )
-  start = _start(progress)
-  return RestoredState(
-    arrays['params'], arrays['optimizer'], host, start, source
-  )
+  host = Replica(run_spec, held, slice_map, programs.holding.host)
+  source = Source(kind, records.learner, progress['process'], progress['step'])
+  return RestoredState(params, state, host, _start(progress, kind), source)
 
 
 def initial_replicas(
@@ -129,12 +172,12 @@ def initial_replicas(
   return replicas
 
 
-def _start(progress: Mapping) -> Start:
+def _start(progress: Mapping, kind: str) -> Start:
   """Returns what the machine knows from what `progress_of` made."""
   by_fragment = ('crcs', 'versions', 'from_steps', 'from_tokens')
   numbers = ('step', 'tokens', 'rows', 'global_step')
   return Start(
-    source=f'its checkpoint of step {progress["step"]}',
+    source=f'{HELD_IN[kind]} of step {progress["step"]}',
     closed_round=progress['closed_known'],
     **{key: tuple(progress[key]) for key in by_fragment},
     **{key: progress[key] for key in numbers},

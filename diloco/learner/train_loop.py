@@ -6,6 +6,7 @@ import jax
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner import syncer_client
 from diloco.learner.boundaries import Boundaries
+from diloco.learner.hosts.boundary_memory import BoundaryMemory
 from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.programs import LearnerPrograms
 from diloco.learner.restore import RestoredState
@@ -17,6 +18,12 @@ from diloco.run.event_log import LearnerEventLog
 from diloco.run.spec import RunSpec
 from diloco.run.step_profiler import Utilisation
 
+REFORM_JOB = -2  # Others have larger numbers, but those of `HostGroup`.
+
+
+class Reformed(Exception):
+  """The boundary is in memory, from which a world of other slices goes on."""
+
 
 class TrainLoop(Boundaries):
   """One learner's parameters, inner state and loop.
@@ -25,6 +32,7 @@ class TrainLoop(Boundaries):
     learner: the learner id, which also selects the data shard.
     programs: those of this process.
     restored: what the process starts from; it is consumed.
+    memory: takes each boundary, of a learner with several slices.
 
   The others are those of `Boundaries`.
   """
@@ -41,11 +49,12 @@ class TrainLoop(Boundaries):
     tape: LearnerEventLog,
     notice_s: float,
     hosts: HostGroup | None = None,
+    memory: BoundaryMemory | None = None,
   ):
     super().__init__(
       run_spec,
       learner,
-      SteppingState(run_spec, learner, programs, restored, records),
+      SteppingState(run_spec, learner, programs, restored, records, memory),
       restored,
       client,
       records,
@@ -55,6 +64,7 @@ class TrainLoop(Boundaries):
       hosts,
     )
     self._run_spec = run_spec
+    self._memory = memory
     self._schedule = run_spec.schedule()
     self._batch = run_spec.config.data.batch
     self._tokens_per_step = programs.tokens_per_step
@@ -64,7 +74,14 @@ class TrainLoop(Boundaries):
   def run(self) -> learner_events.Leave:
     """Trains until the run is over, the syncer refuses, or `stop`."""
     self.begin()
+    began_at = self._step
     while self.goes_on():
+      wanted = self._memory is not None and self._memory.wants_others
+      if wanted and self._step > began_at:  # Each world makes a step.
+        order = host_messages.Reform(REFORM_JOB, self._progress())
+        with self._hosts.together(order):
+          self._state.perform(order)
+        raise Reformed
       self._inner_step()
     self._state.end()
     return self.finish()
@@ -74,7 +91,8 @@ class TrainLoop(Boundaries):
     progress = self._run_spec.progress(global_step, self._rows // self._batch)
     self._tape.progress(progress)
     lr = self._schedule(progress)
-    metrics = self._do(host_messages.MakeStep(self._rows, lr))
+    said = self._progress() if self._memory is not None else ''
+    metrics = self._do(host_messages.MakeStep(self._rows, lr, said))
     self.after_step(
       metrics, self._batch, self._tokens_per_step, global_step, lr
     )

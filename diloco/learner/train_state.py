@@ -16,6 +16,7 @@ import jax
 from diloco.checkpoint.learner_records import HeldState, LearnerRecords
 from diloco.data import pipeline
 from diloco.learner.exchange_programs import ExchangePrograms, Params
+from diloco.learner.hosts.boundary_memory import Boundary, BoundaryMemory
 from diloco.learner.local_delta import LocalDelta
 from diloco.learner.programs import LearnerPrograms
 from diloco.learner.replica import ArrivedFragment
@@ -128,6 +129,7 @@ class SteppingState(TrainState):
   Args:
     learner: the learner id, which selects the data shard.
     programs: those of this process, with the inner step.
+    memory: takes each boundary, of a learner with several slices.
   """
 
   def __init__(
@@ -137,9 +139,14 @@ class SteppingState(TrainState):
     programs: LearnerPrograms,
     restored: RestoredState,
     records: LearnerRecords,
+    memory: BoundaryMemory | None = None,
   ):
     super().__init__(run_spec, programs, restored, records)
     self._learner = learner
+    self._memory = memory
+    self._release: Callable[[], None] = lambda: None  # Of the last boundary.
+    self._copy_every = run_spec.config.checkpoint.slice_copy_every_steps
+    self.holder.of_each = memory is not None
     self._dataset = run_spec.dataset(learner)
     self._batches = None  # They are read once training has begun.
     self._rows = 0  # Taken of the data shard.
@@ -147,7 +154,12 @@ class SteppingState(TrainState):
 
   def perform(self, order, argument: Any = None):
     if isinstance(order, host_messages.MakeStep):
+      if self._memory is not None:
+        self._note(order.progress)
       return self._step(order)
+    if isinstance(order, host_messages.Reform):
+      self._note(order.progress, always=True)
+      return None
     if isinstance(order, host_messages.BeginAt):
       self._begin(order.rows)
     return super().perform(order, argument)
@@ -168,6 +180,27 @@ class SteppingState(TrainState):
       self._programs.own_rows,
     )
     self._rows = rows
+
+  def _note(self, progress: str, always: bool = False):
+    """Keeps this boundary readable while the next step is made.
+
+    That one is dispatched once this boundary has been computed: a step that
+    fails for want of a slice takes with it whatever was to be computed from.
+    On accelerators, which need a copy for it, it is every so many steps.
+    """
+    jax.block_until_ready((self.params, self.inner_state))
+    step = json.loads(progress)['step']
+    copies = not self._programs.double_buffers
+    if copies and step % self._copy_every and not always:
+      return
+    self._release()
+    held = self.holder.hold(self.params, self.inner_state)
+    self._release = held.release
+    self._memory.note(
+      Boundary(
+        step, held.params, held.inner_state, dict(self.own.bases), progress
+      )
+    )
 
   def _step(self, order: host_messages.MakeStep) -> dict[str, jax.Array]:
     assert self._rows == order.rows, f'at {self._rows}, told {order.rows}'
@@ -265,7 +298,12 @@ class DoubleBuffer:
 
   Args:
     programs: compiled; several holders may share them.
+
+  Attributes:
+    of_each: whether each boundary is held until the next.
   """
+
+  of_each = False
 
   def __init__(self, programs: ExchangePrograms):
     self._programs = programs
@@ -281,15 +319,17 @@ class DoubleBuffer:
 
   def begin(self):
     """Makes the buffers, if there are any."""
-    if self._swaps and not self.ready:
+    if self._swaps and not self._spare_params.there:
       self._spare_params.fill()
       self._spare_state.fill()
 
   @property
   def ready(self) -> bool:
     """True if `hold` needs no memory but what there is."""
-    return not self._swaps or (
-      self._spare_params.there and self._spare_state.there
+    return (
+      not self._swaps
+      or self.of_each
+      or (self._spare_params.there and self._spare_state.there)
     )
 
   def hold(self, params: Params, state) -> HeldState:

@@ -19,7 +19,10 @@ from diloco.metrics.jsonl import read_jsonl, renewed
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.protocol.config import blending_of
 from diloco.protocol.incarnation import process_of
+from diloco.run.event_log import OF_ITS_OWN
 
+# Pending as a world of slices ended, after the boundary in their memory.
+SLICE = 'slice'
 DIED = 'died'  # Pending at a death, and in no checkpoint that was resumed.
 LEFT = 'left'  # Pending in a process that left in good order,
 QUARANTINED = 'quarantined'  # or that was quarantined.
@@ -419,9 +422,14 @@ class _Reader:
       for number, mine in by_process.items()
       if any(line['kind'] == 'Begin' for line in mine)
     }
+    in_memory = collections.defaultdict(list)  # Boundaries gone on from.
+    for mine in begun.values():
+      begin = next(line for line in mine if line['kind'] == 'Begin')
+      if begin['source']['kind'] == 'slice':
+        in_memory[begin['source']['process']].append(begin['step'])
     saves: dict[tuple[int, int], list[int]] = {}
     for number, mine in begun.items():
-      self._read(account, number, mine, saves)
+      self._read(account, number, mine, saves, in_memory[number])
       process = account.processes[number]
       process.last = max(process.last, most[number])
     self._end(account, learner, begun)
@@ -444,16 +452,22 @@ class _Reader:
     number: int,
     lines: Lines,
     saves: dict[tuple[int, int], list[int]],
+    in_memory: Sequence[int],
   ):
     """Reads one process.
 
-    `saves` has the counts at checkpoints, by process and step.
+    Args:
+      saves: the counts at checkpoints, by process and step; those of
+        `in_memory`, steps at whose boundary others went on, are added.
     """
     begin = next(line for line in lines if line['kind'] == 'Begin')
     counts = self._counts_at(begin, saves)
     process = account.begin(number, begin['tokens'], counts)
     training = False
+    waiting = sorted(in_memory)
     for line in lines:
+      while waiting and line['step'] > waiting[0]:
+        saves[number, waiting.pop(0)] = list(process.counts)
       process.last = line['tokens']
       match line['kind']:
         case 'Begin':
@@ -471,6 +485,8 @@ class _Reader:
           )
         case 'Save':
           saves[number, line['step']] = list(process.counts)
+    for step in waiting:
+      saves[number, step] = list(process.counts)
 
   def _counts_at(
     self, begin: Mapping, saves: Mapping[tuple[int, int], list[int]]
@@ -483,7 +499,8 @@ class _Reader:
     step, source = begin['step'], begin['source']
     if self._anew:
       return [begin['tokens']] * self._fragments
-    if source['kind'] == 'checkpoint' and (source['process'], step) in saves:
+    own = source['kind'] in OF_ITS_OWN
+    if own and (source['process'], step) in saves:
       return saves[source['process'], step]
     own = [counts for (_, at), counts in saves.items() if at == step]
     return own[-1] if step and own else [0] * self._fragments
@@ -498,6 +515,7 @@ class _Reader:
       for line in self._syncer
       if line['kind'] == 'quarantined' and line['learner'] == learner
     ]
+    later = [*begun.values()][1:]
     for i, (number, mine) in enumerate(begun.items()):
       process = account.processes[number]
       until_s = began_s[i + 1] if i + 1 < len(began_s) else float('inf')
@@ -505,6 +523,9 @@ class _Reader:
       if any(began_s[i] <= at_s < until_s for at_s in quarantined_s):
         process.end = QUARANTINED
       elif i + 1 < len(begun):
-        process.end = LEFT if ceased else DIED
+        after = next(x for x in later[i] if x['kind'] == 'Begin')
+        in_memory = after['source']['kind'] == 'slice'
+        died = SLICE if in_memory else DIED
+        process.end = LEFT if ceased else died
       elif self._over and not ceased:
         process.end = DIED

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sharding of a model's arrays: logical axes, one table, a mesh of four
-axes.
+axes, or five.
 
 'fsdp' splits the batch and, at rest, the parameters; 'expert' splits the batch,
 too, and the experts, each device having whole ones; 'context' splits each
 sequence, of which all keys and values come together for the attention; 'tensor'
-splits heads, MLP and vocabulary. The axes are of type Auto: the compiler places
-what is not pinned here. Compile and run under `jax.set_mesh(mesh)`; otherwise
-activations are not pinned at all.
+splits heads, MLP and vocabulary. Of a learner with several slices, 'slice',
+the outermost, splits the batch alone. The axes are of type Auto: the compiler
+places what is not pinned here. Compile and run under `jax.set_mesh(mesh)`;
+otherwise activations are not pinned at all.
 """
 
 import math
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+SLICE = 'slice'
 FSDP = 'fsdp'
 EXPERT = 'expert'
 CONTEXT = 'context'
@@ -23,7 +25,7 @@ TENSOR = 'tensor'
 
 # Logical axis -> mesh axis, or axes. None: every device holds the whole axis.
 RULES: Mapping[str, str | tuple[str, ...] | None] = {
-  'batch': (FSDP, EXPERT),
+  'batch': (SLICE, FSDP, EXPERT),
   'embed': FSDP,
   'experts': EXPERT,
   'heads': TENSOR,
@@ -44,9 +46,10 @@ def make_mesh(
   *,
   expert: int = 1,
   context: int = 1,
+  slices: int = 1,
 ) -> Mesh:
   """Makes a mesh of fsdp × expert × context × tensor devices; 'tensor' is
-  innermost.
+  innermost. Several slices have so many each.
 
   Args:
     fsdp: Devices along 'fsdp', at least 1.
@@ -54,12 +57,15 @@ def make_mesh(
     devices: Devices to use; None: all of this learner.
     expert: Devices along 'expert', at least 1.
     context: Devices along 'context', at least 1.
+    slices: Devices along 'slice'; 1: the mesh has no such axis.
 
   Raises:
     ValueError: The mesh does not have exactly as many places as devices.
   """
   devices = jax.devices() if devices is None else list(devices)
   sizes = {FSDP: fsdp, EXPERT: expert, CONTEXT: context, TENSOR: tensor}
+  if slices > 1:
+    sizes = {SLICE: slices, **sizes}
   if min(sizes.values()) < 1:
     raise ValueError(f'mesh: {sizes}, all must be at least 1')
   if (needed := math.prod(sizes.values())) != len(devices):
@@ -102,7 +108,8 @@ def param_shardings(
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
   """Returns the sharding of 'tokens' [B, L+1]: its rows are spread."""
-  return NamedSharding(mesh, PartitionSpec(RULES['batch'], None))
+  axes = tuple(axis for axis in RULES['batch'] if axis in mesh.shape)
+  return NamedSharding(mesh, PartitionSpec(axes, None))
 
 
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:

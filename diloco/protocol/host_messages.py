@@ -30,6 +30,9 @@ class MakeStep(FromLeadingHost):
 
   rows: int  # Number of its batch's first row.
   lr: float
+  # Of a learner of several slices: what belongs to this boundary, JSON, as of
+  # `learner.restore.progress_of`.
+  progress: str = ''
 
 
 class Proceed(FromLeadingHost):
@@ -92,6 +95,13 @@ class SaveAt(FromLeadingHost):
   progress: str  # JSON, as of `learner.restore.progress_of`.
 
 
+class Reform(FromLeadingHost):
+  """Write this boundary to memory, and end: other slices are to take part."""
+
+  job: int
+  progress: str  # As of `MakeStep`.
+
+
 class EndAt(FromLeadingHost):
   """The process ends with this exit code."""
 
@@ -103,9 +113,14 @@ class EndAt(FromLeadingHost):
 
 
 class RestoreFrom(FromLeadingHost):
-  """The checkpoint that all hosts resume from; −1 means none."""
+  """What all hosts resume from."""
 
-  step: int
+  step: int  # Of the checkpoint, or boundary; −1 means none.
+  # Slice whose memory has that boundary: its number in this world; −1: it is a
+  # checkpoint.
+  slice: int = -1
+  everywhere: bool = False  # All other slices have it, too.
+  progress: str = ''  # What belongs to the boundary.
 
 
 class OpenSession(FromLeadingHost):
@@ -214,6 +229,8 @@ class HostStarted(FromOtherHost):
 
   host: int
   steps: tuple[int, ...]
+  held_step: int = 0  # Of the boundary in its memory; 0: there is none.
+  progress: str = ''  # What belongs to that.
 
 
 class HostDone(FromOtherHost):

@@ -301,7 +301,8 @@ class _Processes:
 
 
 def _donor(process: Process, source: event_log.Source) -> Process:
-  learner = process[0] if source.kind == 'checkpoint' else source.learner
+  own = source.kind in event_log.OF_ITS_OWN
+  learner = process[0] if own else source.learner
   return learner, source.process
 
 
@@ -810,7 +811,7 @@ class Replay:
       return self._backend.from_seed(*to)
     donor, index = self._plan.sources[process]
     save = self._learner(donor).take_save(index)
-    if source.kind == 'checkpoint':
+    if source.kind in event_log.OF_ITS_OWN:
       return self._backend.from_checkpoint(*to, save)
     names = states_of(source.versions, source.crcs)
     thetas = [self._theta(name) for name in names]

@@ -43,6 +43,7 @@ def describe(config: RunConfig, environment: Mapping[str, str]) -> Machine:
     processor=_processor() if device.platform == 'cpu' else '',
     batch=config.data.batch,
     accumulate=config.inner.accumulate,
+    slices=mesh.slices,
   )
 
 
@@ -83,6 +84,7 @@ def config_like(config: RunConfig, machine: Machine) -> RunConfig:
       expert=machine.expert,
       context=machine.context,
       tensor=machine.tensor,
+      slices=machine.slices,
     ),
   )
 

@@ -77,6 +77,7 @@ class Source:
   'seed': both as the configuration gives them; nothing else is set.
   'checkpoint': all that `process` of the same learner had at its `Save` of
   `step`, or, if it has no such line, when all of that boundary was done.
+  'slice': the same, out of the memory of the slices that were left.
   'peer': the inner state as `process` of `learner` had it there; θ and the
   bases are Θ at `versions`, whose bytes have the CRCs `crcs`.
   'peer_checkpoint': the same, read from its checkpoint.
@@ -91,7 +92,8 @@ class Source:
 
 
 SEED = Source('seed')
-SOURCES = ('seed', 'checkpoint', 'peer', 'peer_checkpoint')
+OF_ITS_OWN = ('checkpoint', 'slice')  # All of the same learner's.
+SOURCES = ('seed', 'checkpoint', 'slice', 'peer', 'peer_checkpoint')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Machine:
   batch: int = 0  # Rows of a step; 0 on older tapes: as configured.
   accumulate: int = 1  # Parts of the batch; missing on older tapes.
   context: int = 1  # Mesh axis; missing on older tapes.
+  slices: int = 1  # Likewise.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,10 +53,10 @@ def hosts():
   leading = HostGroup(found.get(timeout=WAIT_S))
   listener.close()
   assert leading.here() == [1, 2]
-  restored = leading.agree((5, 10, 20, 30))
+  restored = leading.agree(said.HostStarted(0, (5, 10, 20, 30)))
   for other in others:
     other.restores = other.hear()
-    assert other.restores.step == restored
+    assert other.restores == restored
   yield leading, *others
   leading.close()
   for other in others:

@@ -11,16 +11,18 @@ from collections.abc import Callable
 
 from diloco.checkpoint.learner_records import LearnerRecords
 from diloco.learner.exchange_programs import ExchangePrograms
+from diloco.learner.hosts.boundary_memory import BoundaryMemory
 from diloco.learner.hosts.host_transfer import OF_SESSIONS, HostTransfer
 from diloco.learner.replica import Mismatch
-from diloco.learner.restore import RestoredState, restore
+from diloco.learner.restore import RestoredState, restore, started_with
+from diloco.learner.train_loop import Reformed
 from diloco.learner.train_state import TrainState
 from diloco.metrics.workdir import Workdir
 from diloco.protocol import host_messages, messages
 from diloco.run.spec import RunSpec
 from diloco.run.threads import Worker
 from diloco.transport.data_plane import DataPlane, TransferFailed
-from diloco.transport.host_channel import HostConnection
+from diloco.transport.host_channel import GroupLost, HostConnection
 
 JOBS_MAX = 256  # Per worker; the leading host waits for what it requested.
 CLOSE_S = 30.0  # Limit for writing the last checkpoint.
@@ -39,9 +41,12 @@ class Follower:
     plane: the data plane.
     workdir: of the run.
     make_state: takes what was restored, and returns what performs orders.
+    memory: of a learner with several slices.
 
   Attributes:
     state: performs the orders on the arrays of this host.
+    on_lost: called on a thread if the leading host is gone, unless it has said
+      that the learner ends.
 
   Raises:
     GroupLost: the leading host is gone.
@@ -57,6 +62,7 @@ class Follower:
     plane: DataPlane,
     workdir: Workdir,
     make_state: Callable[[RestoredState], TrainState],
+    memory: BoundaryMemory | None = None,
   ):
     self._records = records
     records.on_over = lambda step: self._say(host_messages.HostSaved(step))
@@ -65,9 +71,12 @@ class Follower:
     self._up = Worker('up', JOBS_MAX, self._todo.put)
     self._down = Worker('down', JOBS_MAX, self._todo.put)
     self._connection = leading
-    leading.on_message, leading.on_lost = self._hear, self._todo.put
-    self._say(host_messages.HostStarted(index, records.readable()))
-    restored = restore(run_spec, programs, records, self._next().step)
+    self.on_lost: Callable[[GroupLost], None] = self._todo.put
+    self._told_to_end = False
+    leading.on_message, leading.on_lost = self._hear, self._lost
+    started, stored = started_with(index, records, memory)
+    self._say(started)
+    restored = restore(run_spec, programs, records, self._next(), stored)
     self.state = make_state(restored)
     self._transfer = HostTransfer(
       run_spec, programs, restored.host, plane, workdir
@@ -148,7 +157,11 @@ class Follower:
       case host_messages.EndDonations():
         self._submit(self._up, lambda: transfer.end_donations(message.newcomer))
       case _:  # The loop executes it, in order.
+        self._told_to_end |= isinstance(message, host_messages.EndAt)
         self._todo.put(message)
+
+  def _lost(self, error: GroupLost):
+    (self._todo.put if self._told_to_end else self.on_lost)(error)
 
   def _submit(self, worker: Worker, job: Callable[[], None]):
     if not worker.submit(job):
@@ -201,6 +214,9 @@ class Follower:
         argument = self._transfer.take_adopted()
     result = self.state.perform(order, argument)
     match order:
+      case host_messages.Reform():
+        self._say(host_messages.HostDone(order.job))
+        raise Reformed
       case host_messages.TakeSnapshot() if order.session:
         p, encode = order.fragment, self._transfer.encode_delta
         reference = self.state.own.reference(p)

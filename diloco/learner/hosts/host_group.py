@@ -21,7 +21,7 @@ from diloco.transport.host_channel import GroupLost, HostConnection
 ANSWER_S = 120.0  # A live host answers; jax ends dead ones sooner.
 STATE_S = 3600.0  # The limit when all of a host's state is moved.
 # The jobs that a host begins with; the others have larger numbers.
-_HERE, _STARTED = -1, 0
+_HERE, _STARTED = -1, 0  # −2: see `train_loop.REFORM_JOB`.
 
 
 class HostGroup:
@@ -66,22 +66,27 @@ class HostGroup:
     """Waits for all of them; returns the launcher's numbers, ascending."""
     return sorted(answer.host for answer in self.answers(_HERE).values())
 
-  def agree(self, steps: Sequence[int]) -> int | None:
+  def agree(
+    self, mine: host_messages.HostStarted, slices: int = 1
+  ) -> host_messages.RestoreFrom | None:
     """Waits until all have started; tells them, and returns, what to restore.
 
     Args:
-      steps: of the complete checkpoints of the leading host.
+      mine: what the leading host would say itself.
+      slices: of this world.
 
     Returns:
-      The newest step that all hosts have; `NONE` if there is none. None where
-      there is no other host to agree with.
+      The newest boundary that a whole slice has in memory; the newest
+      checkpoint that all hosts have, if that is newer, or its step `NONE` if
+      there is none. None where there is no other host to agree with, and
+      nothing in memory.
     """
-    if self.count == 1:
+    if self.count == 1 and not mine.held_step:
       return None
-    readable = [set(x.steps) for x in self.answers(_STARTED, STATE_S).values()]
-    step = max(set(steps).intersection(*readable), default=NONE)
-    self.tell(host_messages.RestoreFrom(step))
-    return step
+    started = {mine.host: mine, **self.answers(_STARTED, STATE_S)}
+    restore = what_to_restore([started[x] for x in sorted(started)], slices)
+    self.tell(restore)
+    return restore
 
   def watch(
     self, on_stop: Callable[[], None], on_lost: Callable[[GroupLost], None]
@@ -190,3 +195,30 @@ class HostGroup:
       self._lost = self._lost or error
       self._changed.notify_all()
     self._on_lost(error)
+
+
+def what_to_restore(
+  hosts: Sequence[host_messages.HostStarted], slices: int
+) -> host_messages.RestoreFrom:
+  """Returns what a learner goes on from; the newest that is whole.
+
+  Args:
+    hosts: what each has, by its index: one slice after the other.
+    slices: that share the hosts evenly.
+  """
+  step = max(
+    set.intersection(*(set(host.steps) for host in hosts)), default=NONE
+  )
+  part = len(hosts) // slices
+  of_slice = [hosts[i : i + part] for i in range(0, len(hosts), part)]
+  # Of a slice whose hosts were at different steps no boundary is whole.
+  held = [
+    each[0].held_step if len({host.held_step for host in each}) == 1 else 0
+    for each in of_slice
+  ]
+  if not max(held) or max(held) < step:
+    return host_messages.RestoreFrom(step)
+  gives = held.index(max(held))
+  return host_messages.RestoreFrom(
+    held[gives], gives, len(set(held)) == 1, of_slice[gives][0].progress
+  )

@@ -6,6 +6,7 @@ import pathlib
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 import jax
@@ -24,13 +25,14 @@ from diloco.learner.connection import (
   SyncerAddress,
   why_refused,
 )
+from diloco.learner.hosts.boundary_memory import BoundaryMemory
 from diloco.learner.hosts.follower import Follower
 from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.hosts.process_group import ProcessGroup
 from diloco.learner.programs import LearnerPrograms
 from diloco.learner.restore import CheckpointGone
 from diloco.learner.syncer_client import SyncerClient
-from diloco.learner.train_loop import TrainLoop
+from diloco.learner.train_loop import Reformed, TrainLoop
 from diloco.learner.train_state import SteppingState
 from diloco.metrics.workdir import Workdir, folder_at, learner_name
 from diloco.metrics.writer import process_writer
@@ -51,6 +53,9 @@ from diloco.transport.host_channel import GroupLost, HostConnection
 from diloco.transport.planes import make_plane
 from diloco.transport.sockets import BadAddress, HostUnknown
 
+# Another slice is lost, or to take part: processes of other slices go on.
+EXIT_SLICES = 75
+
 
 def run(config: RunConfig, values: flags.FlagValues) -> int:
   """Trains to the end of the run; returns the exit code of the process.
@@ -58,7 +63,8 @@ def run(config: RunConfig, values: flags.FlagValues) -> int:
   Args:
     values: the flags of `python -m diloco.learner`.
   """
-  syncer = f'--syncer={values.syncer}'
+  syncer, slices = f'--syncer={values.syncer}', _live_slices(config, values)
+  config = run_config.with_slices(config, len(slices))
   with config_flags.refusing(), config_flags.refusing(BadAddress, flag=syncer):
     sockets.split(values.syncer)
     access = given_access(config.transport, bind=None)
@@ -75,10 +81,12 @@ def run(config: RunConfig, values: flags.FlagValues) -> int:
     others = _join(process_group)
     run_config.check_devices(config, _device_count())
   try:
-    process = _Process(run_spec, access, process_group, values)
+    process = _Process(run_spec, access, process_group, values, slices)
     if isinstance(others, HostConnection):
       return process.follow(others)
     left = process.train(others, monitor)
+  except Reformed:
+    process.end_world('other slices are to take part')
   except BrokenRecord as error:
     raise ConfigError([str(error)]) from None
   except RunIsOver as over:
@@ -88,13 +96,15 @@ def run(config: RunConfig, values: flags.FlagValues) -> int:
     print(f'error: {syncer}: {error}', file=sys.stderr)
     return 1
   except (GroupLost, CheckpointGone) as error:
+    process.end_world(error)
     print(f'error: host {process_group.index}: {error}', file=sys.stderr)
     _die(explained=True)
   except NotAdmitted as error:
     raise ConfigError([f'--token_file: {error}']) from None
-  except Exception:
+  except Exception as error:
     if process_group.hosts == 1:
       raise
+    process.end_world(error)
     _die()  # Most likely a collective, for want of another host.
   if left.refused:
     return _say_refused(left.reason)
@@ -102,6 +112,25 @@ def run(config: RunConfig, values: flags.FlagValues) -> int:
     print(f'error: {left.reason}', file=sys.stderr)
   logging.info('left: %s', left.reason)
   return _exit_code(left)
+
+
+def _live_slices(config: RunConfig, values: flags.FlagValues) -> list[int]:
+  """Returns the slices that take part, ascending; all unless it is said.
+
+  Raises:
+    ConfigError: they are none of the learner's, or do not share its hosts.
+  """
+  count = config.mesh.slices
+  words = values.live_slices or [str(i) for i in range(count)]
+  known = {str(i) for i in range(count)}
+  flag = f'--live_slices={",".join(words)}'
+  if not known.issuperset(words) or len(set(words)) < len(words):
+    raise ConfigError([f'{flag}: must be of 0 … {count - 1}, each once'])
+  if values.hosts % len(words):
+    raise ConfigError([f'{flag}: do not share --hosts={values.hosts} evenly'])
+  if count > 1 and not values.memory:
+    raise ConfigError([f'--memory: is missing; mesh.slices={count} need it'])
+  return sorted(map(int, words))
 
 
 def _process_group(
@@ -120,6 +149,7 @@ def _process_group(
     values.coordinator,
     config.transport.host,
     group_secret(access, secret, values.learner),
+    values.coordination,
   )
   if process_group.hosts > 1:
     has_secret = bool(access.token or secret)
@@ -221,8 +251,20 @@ class _Process:
     access: Access,
     process_group: ProcessGroup,
     values: flags.FlagValues,
+    slices: Sequence[int],
   ):
     self._run_spec = run_spec
+    self._slices = len(slices)
+    self._over = False  # The others are told to end.
+    self._memory = None
+    if values.memory:
+      part = process_group.hosts // len(slices)
+      self._memory = BoundaryMemory(
+        pathlib.Path(values.memory),
+        slices[process_group.index // part],
+        process_group.index % part,
+        {**run_spec.fingerprints, 'learner': str(values.learner)},
+      )
     self._access = access
     self._flags = values
     self._index = process_group.index
@@ -246,9 +288,12 @@ class _Process:
       self._plane,
       self._workdir,
       lambda restored: SteppingState(
-        self._run_spec, learner, programs, restored, records
+        self._run_spec, learner, programs, restored, records, self._memory
       ),
+      self._memory,
     )
+    if self._memory is not None:
+      follower.on_lost = self.end_world
     _stop_on_signals(follower)
     try:
       end = follower.run()
@@ -262,8 +307,9 @@ class _Process:
     run_spec, learner = self._run_spec, self._flags.learner
     workdir, name = self._workdir, self._name
     programs, records = self._programs(), self._records()
-    step = hosts.agree(records.readable())
-    restored = restore.restore(run_spec, programs, records, step)
+    started, stored = restore.started_with(self._index, records, self._memory)
+    source = hosts.agree(started, self._slices)
+    restored = restore.restore(run_spec, programs, records, source, stored)
     client = SyncerClient(
       run_spec,
       learner,
@@ -294,17 +340,22 @@ class _Process:
       tape,
       self._flags.notice_s,
       hosts,
+      self._memory,
     )
-    hosts.watch(on_stop=train_loop.stop, on_lost=client.crash)
+    lost = client.crash if self._memory is None else self.end_world
+    hosts.watch(on_stop=train_loop.stop, on_lost=lost)
     _stop_on_signals(train_loop)
     try:
       left = train_loop.run()
+      self._over = True
       hosts.tell(host_messages.EndAt(_exit_code(left), left.reason))
       return left
     except RunIsOver as over:
+      self._over = True
       hosts.tell(host_messages.EndAt(0, str(over)))
       raise
     except NotAdmitted as error:
+      self._over = True
       hosts.tell(host_messages.EndAt(config_flags.EXIT_CONFIG, str(error)))
       raise
     finally:
@@ -313,6 +364,21 @@ class _Process:
       writer.close()
       tape.close()
       self._plane.close()
+
+  def end_world(self, why: object):
+    """Ends this process with its last boundary in memory, if it has several
+    slices; else returns.
+
+    On whichever thread sees it first: the loop's may wait for ever in a
+    collective, or read a result of one that has failed.
+    """
+    if self._memory is None or self._over:
+      return
+    if (step := self._memory.write()) is None:
+      return
+    print(f'a world ends, step {step} is in memory: {why}', file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(EXIT_SLICES)
 
   def _records(self) -> LearnerRecords:
     return LearnerRecords(

@@ -44,6 +44,7 @@ class ProcessGroup:
     coordinator: host:port at which host 0 meets the others.
     own: address or name of this machine for its peers; see `listens_at`.
     secret: secret that only this learner's hosts have.
+    service: host:port of JAX's service; '': host 0 serves.
   """
 
   hosts: int
@@ -51,6 +52,7 @@ class ProcessGroup:
   coordinator: str
   own: str = '127.0.0.1'
   secret: bytes = dataclasses.field(default=b'', repr=False)
+  service: str = ''
 
   def __post_init__(self):
     problems = []
@@ -124,6 +126,9 @@ class ProcessGroup:
       peers, jax_at = rendezvous_join(
         sockets.split(self.coordinator), self.secret, self.host, lost
       )
+    bind = jax_at
+    if self.service and self.host == 0:  # JAX serves here, too, for nobody.
+      bind = sockets.join(self.listens_at, sockets.free_port(self.listens_at))
     # It would take SIGTERM for itself, and the learner would not see it.
     jax.config.update('jax_enable_preemption_service', False)
     try:
@@ -133,7 +138,7 @@ class ProcessGroup:
         self.host,
         heartbeat_timeout_seconds=HEARTBEAT_S,
         shutdown_timeout_seconds=SHUTDOWN_S,
-        coordinator_bind_address=jax_at,  # Default: all addresses.
+        coordinator_bind_address=bind,  # Default: all addresses.
       )
     except RuntimeError as error:
       first, *_ = str(error).splitlines()
@@ -156,7 +161,7 @@ class ProcessGroup:
       listener.close()
     if (here := peers.here()) != list(range(1, self.hosts)):
       raise GroupLost(f'hosts {here} came, one of each was awaited')
-    jax_at = sockets.join(host, sockets.free_port(host))
+    jax_at = self.service or sockets.join(host, sockets.free_port(host))
     peers.tell(host_messages.JaxAt(jax_at))
     return peers, jax_at
 
