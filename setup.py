@@ -61,6 +61,18 @@ TEST = [
   'pytest-timeout>=2.3',
   'pytest-xdist>=3.8',
 ]
+# A trainer of others, for one test of `Learner`, and lower bounds without which
+# pip looks for versions of its cloud packages for minutes.
+FOREIGN = [
+  'kauldron>=1.4.2,<1.5',
+  'google-api-core>=2.44',
+  'google-cloud-aiplatform>=2.7',
+  'google-cloud-bigquery>=3.20',
+  'protobuf<7',
+  'xmanager>=0.8.5',
+  'pytest>=8',
+  'pytest-timeout>=2.3',
+]
 # Without a compiler the numpy code runs, with the same bits and more slowly. No
 # option may change what a float operation gives.
 SOURCE = 'diloco/numerics/blocks.c'
@@ -130,6 +142,7 @@ setuptools.setup(
     'wandb': WANDB,
     'notebooks': NOTEBOOKS,
     'test': TEST,
+    'foreign': FOREIGN,
     'dev': [*TEST, *BUILD, 'ruff>=0.17'],
   },
   classifiers=[

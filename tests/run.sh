@@ -2,11 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Makes .venv-test, then runs ruff and pytest; arguments go to pytest:
 #   PYTHON=python3.12 bash tests/run.sh -k codec
+# With --foreign it makes .venv-foreign, which has a trainer of others (4 GB), and
+# runs only the test of a learner around that.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # shellcheck source=launch/environment.sh
 source launch/environment.sh
+if [[ "${1:-}" == --foreign ]]; then
+  make_environment .venv-foreign '.[foreign]'
+  exec .venv-foreign/bin/python -m pytest -m foreign -rP "${@:2}" \
+    tests/processes/test_process_own_loops.py
+fi
 make_environment .venv-test '.[dev]'
 
 # Hundreds of processes import these. Where PYTHONDONTWRITEBYTECODE is set each

@@ -299,7 +299,7 @@ class Learner:
       `jax.distributed` has several. It belongs to the learner from now on.
     opt_state: pytree of arrays that is only carried: saved, and given to a
       learner that comes back. What lies with a parameter has its path at the
-      end of its own, as optax's states do.
+      end of its own, as optax's states do. Of typed keys it has the key data.
     learner: the learner id, from 0.
     sync: the same in all processes of the run.
     workdir: folder of the run; checkpoints, metrics and events of this learner
@@ -617,6 +617,7 @@ class GivenPrograms(ExchangePrograms):
       },
     )
     opt_state = jax.tree.map(jnp.asarray, opt_state)
+    _refuse_keys(opt_state)
     self.given = dict(params), opt_state
     state_like = jax.tree_util.tree_map_with_path(
       lambda path, x: like(x.shape, self._state_place(path, x), x.dtype),
@@ -678,6 +679,20 @@ class GivenPrograms(ExchangePrograms):
     if name is not None:
       return self.params_like[name].sharding
     return _everywhere(self._mesh)
+
+
+def _refuse_keys(opt_state: Any):
+  """Raises ConfigError where a leaf is a typed key, which no file holds."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(opt_state)
+  problems = [
+    f'opt_state: {jax.tree_util.keystr(path, simple=True, separator="/")} is '
+    f'{_described(x)}, must be numbers: jax.random.key_data gives those of a '
+    'key, wrap_key_data the key again'
+    for path, x in leaves
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+  ]
+  if problems:
+    raise ConfigError(problems)
 
 
 def _copy_to_host(x: jax.Array) -> jax.Array:

@@ -68,6 +68,11 @@ def test_numpy_arrays_are_refused():
     programs(jax.tree.map(np.asarray, params()))
 
 
+def test_typed_keys_are_refused():
+  with pytest.raises(ConfigError, match=r'opt_state: key is .*key_data gives'):
+    programs(params(), {'count': jnp.zeros((), int), 'key': jax.random.key(0)})
+
+
 @pytest.mark.parametrize(
   ('changed', 'said'),
   [

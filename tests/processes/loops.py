@@ -5,6 +5,8 @@
     python -m tests.processes.loops --workdir=DIR HOST:PORT plain|nnx NUMBER
     python -m tests.processes.loops --workdir=DIR HOST:PORT sharded NUMBER \\
       0|1 COORDINATOR    # Both hosts of a learner.
+    python -m tests.processes.loops --workdir=DIR syncer|HOST:PORT kauldron ...
+    python -m tests.processes.loops --workdir=DIR alone kauldron
 
 A loop waits for data at position `GATE` until the file 'go' is in the workdir,
 so that a test can do something on the way, however slow the machine is.
@@ -12,6 +14,7 @@ so that a test can do something on the way, however slow the machine is.
 
 import dataclasses
 import functools
+import json
 import pathlib
 import sys
 import time
@@ -22,8 +25,9 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from diloco.checkpoint.parameters import write_parameters
-from diloco.learner.own_loop import Learner, start_syncer
+from diloco.checkpoint.parameters import read_parameters, write_parameters
+from diloco.learner.own_loop import Learner, Tree, start_syncer
+from diloco.metrics.workdir import Workdir
 from experiments import own_loop
 
 GATE, STEPS = 120, 160
@@ -76,55 +80,102 @@ def sharded_init():
   return {path: placed(path, x) for path, x in own_loop.init().items()}
 
 
+def loop_of(init, step):
+  """Returns what begins a loop, and the loop around a step."""
+
+  def train(workdir, syncer, number, sync, batch):
+    params = init()
+    given = syncer, params, jax.jit(own_loop.OPTIMIZER.init)(params)
+    with Learner(*given, learner=number, sync=sync, workdir=workdir) as learner:
+      params, opt_state = learner.start()
+      while not learner.done:
+        rows = batch(number, learner.position)
+        params, opt_state, loss = step(params, opt_state, *rows)
+        params, opt_state = learner.boundary(
+          params, opt_state, tokens=32, loss=loss
+        )
+      # Of several hosts each has a part of Θ.
+      return learner.parameters() if jax.process_count() == 1 else None
+
+  return init, train
+
+
+def kauldron():
+  """Returns the same of a `Trainer`, whose arrays lie on two devices."""
+  jax.config.update('jax_num_cpu_devices', 2)
+  from tests.processes import kauldron_loop
+
+  def init():
+    return kauldron_loop.trainer('unused', STEPS).init_state().params
+
+  return init, kauldron_loop.train
+
+
 LOOPS = {
-  'sharded': (sharded_init, own_loop.step),
-  'plain': (own_loop.init, own_loop.step),
-  'nnx': (lambda: jax.tree.map(lambda x: x, net()[1]), nnx_step),
+  'sharded': lambda: loop_of(sharded_init, own_loop.step),
+  'plain': lambda: loop_of(own_loop.init, own_loop.step),
+  'nnx': lambda: loop_of(lambda: jax.tree.map(lambda x: x, net()[1]), nnx_step),
+  'kauldron': kauldron,
 }
 
 
+def compare(workdir: pathlib.Path, init):
+  """Prints losses of rows that nobody trained on, as JSON: as it started, of
+  one `Trainer` alone, and of the run, which is over.
+  """
+  from tests.processes import kauldron_loop
+
+  rows = (own_loop.batch(99, position) for position in range(32))
+  x, y = map(np.concatenate, zip(*rows))
+
+  @jax.jit
+  def loss_of(params):
+    logits = kauldron_loop.Net().apply({'params': params}, x)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+  # kauldron makes one step more than it is told.
+  alone, _ = kauldron_loop.trainer(workdir / 'alone', STEPS - 1).train()
+  start = init()
+  theta = read_parameters(Workdir(workdir).parameters)
+  params = {
+    'start': start,
+    'alone': alone.params,
+    'run': Tree(start).nested(theta),
+  }
+  losses = {name: float(loss_of(value)) for name, value in params.items()}
+  print('held out', json.dumps(losses))
+
+
 def main(
-  workdir: str,
+  workdir: pathlib.Path,
   syncer: str,
   kind: str,
   number: str = '0',
   host: str = '0',
   coordinator: str = '',
 ):
-  number = int(number)
   if coordinator:
     jax.distributed.initialize(coordinator, 2, int(host))
-  init, step = LOOPS[kind]
-  params = init()
+  init, train = LOOPS[kind]()
   if syncer == 'syncer':
-    with start_syncer(workdir, params, SYNC) as run:
+    with start_syncer(workdir, init(), SYNC) as run:
       print(f'the syncer listens at {run.address}', flush=True)
       run.wait()
     return
-  given = syncer, params, jax.jit(own_loop.OPTIMIZER.init)(params)
-  with Learner(*given, learner=number, sync=SYNC, workdir=workdir) as learner:
-    params, opt_state = learner.start()
-    while not learner.done:
-      position = learner.position
-      while position >= GATE and not pathlib.Path(workdir, 'go').exists():
-        time.sleep(0.02)
-      batch = own_loop.batch(number, position)
-      params, opt_state, loss = step(params, opt_state, *batch)
-      params, opt_state = learner.boundary(
-        params, opt_state, tokens=32, loss=loss
-      )
-    if coordinator:
-      return  # Each host has a part of Θ.
-    names = [
-      jax.tree_util.keystr(path, simple=True, separator='/')
-      for path, _ in jax.tree_util.tree_leaves_with_path(params)
-    ]
-    theta = map(np.asarray, jax.tree.leaves(learner.parameters()))
-    write_parameters(
-      pathlib.Path(workdir, f'theta-{number}'), dict(zip(names, theta))
-    )
+  if syncer == 'alone':
+    compare(workdir, init)
+    return
+
+  def batch(number, position):
+    while position >= GATE and not (workdir / 'go').exists():
+      time.sleep(0.02)
+    return own_loop.batch(number, position)
+
+  theta = train(workdir, syncer, int(number), SYNC, batch)
+  if theta is not None:
+    write_parameters(workdir / f'theta-{number}', Tree(theta).to_host(theta))
 
 
 if __name__ == '__main__':
   folder, *words = sys.argv[1:]
-  main(folder.removeprefix('--workdir='), *words)
+  main(pathlib.Path(folder.removeprefix('--workdir=')), *words)

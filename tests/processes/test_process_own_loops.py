@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops that are not ours train a run; one dies and comes back."""
 
+import json
 import re
 import signal
 
@@ -18,8 +19,30 @@ pytestmark = pytest.mark.beside
 MODULE = 'tests.processes.loops'
 
 
+# How much higher than that of the same `Trainer` alone, of as many steps as the
+# run has, a held-out loss may be.
+AS_GOOD = 1.1
+
+
 @pytest.mark.parametrize('kind', ['plain', 'nnx', 'sharded'])
 def test_a_loop_of_ones_own_dies_and_comes_back(kind, tmp_path):
+  dies_and_comes_back(kind, tmp_path)
+
+
+@pytest.mark.foreign
+def test_a_trainer_of_others_dies_and_comes_back_and_trains_as_well(tmp_path):
+  run = dies_and_comes_back('kauldron', tmp_path)
+  with run:
+    alone = run.start_without_config('alone', MODULE, 'alone', 'kauldron')
+    assert run.exit_code(alone) == 0, run.tails()
+    losses = json.loads(re.search(r'held out (.*)', alone.output)[1])
+  print('held-out losses:', losses)
+  assert losses['run'] < 0.6 * losses['start']
+  assert losses['run'] < AS_GOOD * losses['alone']
+
+
+def dies_and_comes_back(kind, tmp_path):
+  """Trains two learners to the end, of which one is killed; returns the run."""
   with Processes(tmp_path) as run:
     syncer = run.start_without_config('syncer', MODULE, 'syncer', kind)
 
@@ -74,3 +97,4 @@ def test_a_loop_of_ones_own_dies_and_comes_back(kind, tmp_path):
       assert theta.keys() == final.keys()
       for path, value in final.items():
         np.testing.assert_array_equal(theta[path], value, err_msg=path)
+  return run
