@@ -361,16 +361,26 @@ class MeshConfig(Section, section='mesh'):
   expert: Count = 1  # Devices over which the experts are spread.
   context: Count = 1  # Devices over which a sequence is split.
   tensor: Count = 1  # Devices over which heads and d_ff are split.
+  # Slices of a learner: groups of hosts that fail together, each with all
+  # parameters; the axes above are those of one.
+  slices: Count = 1
+
+  @property
+  def slice_devices(self) -> int:
+    """The number of devices that one slice takes."""
+    return self.fsdp * self.expert * self.context * self.tensor
 
   @property
   def devices(self) -> int:
-    """The number of devices that it takes."""
-    return self.fsdp * self.expert * self.context * self.tensor
+    """The number of devices that it takes, in all slices."""
+    return self.slices * self.slice_devices
 
   @property
   def product(self) -> str:
     """The axes as a message names them."""
     axes = ('fsdp', 'expert', 'context', 'tensor')
+    if self.slices > 1:
+      axes = ('slices', *axes)
     sizes = (f'mesh.{axis}={getattr(self, axis)}' for axis in axes)
     return ' * '.join(sizes)
 
