@@ -56,6 +56,22 @@ def simulate(
   return study.report(config, say)
 
 
+def check(
+  config: SimulationConfig, say: Callable[[str], object] = lambda line: None
+) -> tuple[ReportPage, bool]:
+  """Simulates what the paper has figures of, and says whether they are met.
+
+  Raises:
+    ConfigError: the study has no such check.
+  """
+  study = importlib.import_module(f'diloco.studies.{config.study.kind}')
+  if not hasattr(study, 'check'):
+    raise ConfigError(
+      [f'check: is of study.kind=goodput, not of {config.study.kind}']
+    )
+  return study.check(config, say)
+
+
 def plan(
   params: float | str,
   on: str = '',
