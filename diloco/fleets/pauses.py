@@ -139,7 +139,7 @@ def in_words(pause_s: float) -> str:
   for entry in measured():
     if pause_s == entry.pause_s:
       return f'{pause_s:g} s ({entry})'
-  return f'{pause_s:g} s, as given'
+  return f'{pause_s:g} s (as given)'
 
 
 def _parse(text: str) -> tuple[MeasuredPause, ...]:

@@ -293,8 +293,21 @@ class Estimate:
     return self.chip_bytes <= self.topology.chip.hbm_bytes
 
 
+def one_slice(config: run_config.RunConfig) -> run_config.RunConfig:
+  """Returns a learner's configuration as that of one of its slices.
+
+  Each slice has all parameters, and an equal part of the batch.
+  """
+  data, mesh = config.data, config.mesh
+  return dataclasses.replace(
+    config,
+    data=dataclasses.replace(data, batch=data.batch // mesh.slices),
+    mesh=dataclasses.replace(mesh, slices=1),
+  )
+
+
 def slice_of(setup: Setup, topology: str | None) -> Topology:
-  """Returns the slice, or the GPUs, of one kind of learner.
+  """Returns the slice, or the GPUs, of one slice of a kind of learner.
 
   Args:
     topology: name of that of learners which have none of their own; it says
@@ -303,7 +316,8 @@ def slice_of(setup: Setup, topology: str | None) -> Topology:
   Raises:
     ConfigError: there is no such slice, or the mesh does not use all of it.
   """
-  own, mesh, flag = setup.machines, setup.config.mesh, '--topology'
+  own, mesh = setup.machines, one_slice(setup.config).mesh
+  flag = '--topology'
   slice_ = topology and hardware.topology(
     topology, flag, known=hardware.PLANNED
   )

@@ -250,7 +250,7 @@ def check(
   if not asked:
     raise ConfigError(
       [
-        "check: the paper's Table 1 has none of study.systems="
+        "--check: the paper's Table 1 has none of study.systems="
         f'{config.study.systems}, study.learners={config.study.learners}, '
         f'study.chips={config.study.chips}; it has learners 4 and 8, chips '
         f'{", ".join(map(str, studies.CHIPS))}'

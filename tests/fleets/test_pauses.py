@@ -69,7 +69,7 @@ def test_a_pause_says_where_it_is_from(monkeypatch):
   assert pauses.in_words(1.0) == (
     '1 s (measured here: 10 M, 3 slices of 1 host, CPU, standby)'
   )
-  assert pauses.in_words(20.0) == '20 s, as given'
+  assert pauses.in_words(20.0) == '20 s (as given)'
 
 
 def test_the_nearest_model_of_each_way():

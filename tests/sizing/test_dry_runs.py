@@ -49,11 +49,12 @@ def planned():
 
 def test_the_screen_fits_and_says_who_compiled(planned):
   assert max(map(len, planned)) <= 80, max(planned, key=len)
-  assert len(planned) <= 44
+  assert len(planned) <= 48
   text = ' '.join(' '.join(planned).split())
   assert 'v5litepod-4: 4 chips of v5e (2x2)' in text
   assert "the CPU's compiler, for 4 forced devices (as was asked)" in text
   assert 'it fits: 0 % of the 16 GB of a v5e' in text
+  assert 'goodput wait 100 %' in text, 'a learner of one slice'
 
 
 def test_memory_of_a_chip_by_hand(planned):
@@ -85,6 +86,18 @@ def test_each_kind_of_learner_is_planned():
   # The steps of so small a model are over long before an exchange.
   assert lines[-3].startswith('the rounds, simulated: steps at 40 % MFU')
   assert lines[-1].startswith('  none closes within')
+
+
+def test_a_learner_of_slices_is_planned_by_one_of_them():
+  """Two of 4 chips each; it goes on with one, at half of its speed."""
+  lines = _lines(
+    *PLAN, '--config.mesh.slices=2', '--mtbi_days=1', '--compiler=cpu'
+  )
+  assert lines[0].startswith('a learner of 2 slices; of one of them')
+  text = ' '.join(' '.join(lines).split())
+  assert 'a step of 4 · 32 tokens' in text, 'half of the batch'
+  assert 'v5litepod-4: 4 chips of v5e' in text
+  assert 'in 32 chips; of a learner without 1 of 2 goodput elastic' in text
 
 
 def test_the_chips_own_compiler():
