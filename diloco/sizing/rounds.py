@@ -48,9 +48,8 @@ def lines(
     return
   flops, steps_s = {}, {}
   for ids, own, slice_ in kinds:
-    each = step_flops(sizes_of(own.model), own.data.batch, own.data.seq_len)
-    flops |= dict.fromkeys(ids, each)
-    steps_s |= dict.fromkeys(ids, _step_s(own, slice_, each))
+    flops |= dict.fromkeys(ids, _flops(own))
+    steps_s |= dict.fromkeys(ids, step_s(own, slice_))
   run = DecoupledFleet(
     dataclasses.replace(protocol, total_steps=FOREVER_STEPS),
     Fleet(
@@ -102,11 +101,11 @@ def lines(
       f'{merged / tokens / protocol.fragments:8.0%}{weight / rounds:8.0%}'
     )
   yield from LEGEND.splitlines()
-  step_s = counted_s / (rounds * protocol.spacing_steps)
+  pace_s = counted_s / (rounds * protocol.spacing_steps)
   yield (
     f'  {count(run.tally.tokens / counted_s)} tokens/s of all; t rises each '
-    f'{step_s:.3g} s, to {protocol.total_steps:,} in '
-    f'{protocol.total_steps * step_s / planner.HOUR_S:.3g} h'
+    f'{pace_s:.3g} s, to {protocol.total_steps:,} in '
+    f'{protocol.total_steps * pace_s / planner.HOUR_S:.3g} h'
   )
 
 
@@ -122,13 +121,12 @@ def failure_lines(
   learners = len([i for i in ids if i < config.protocol.learners])
   if not learners or sizes_of(own.model) is None:
     return
-  flops = step_flops(sizes_of(own.model), own.data.batch, own.data.seq_len)
   plan = planner.RunPlan(
     planner.Situation(
       sum(memory.layout_of(own).sizes),
       learners,
       gbps,
-      step_s=_step_s(own, slice_, flops),
+      step_s=step_s(own, slice_),
       chips=learners * own.mesh.devices,
       latency_s=latency_s,
       hosts=slice_.hosts,
@@ -140,8 +138,13 @@ def failure_lines(
     yield f'{name:13}{text}'
 
 
-def _step_s(own: RunConfig, slice_: Topology, flops: StepFlops) -> float:
-  return planner.step_seconds(slice_, flops.total / own.mesh.slices)
+def step_s(own: RunConfig, slice_: Topology) -> float:
+  """Returns the seconds of a learner's step; each slice makes a part of it."""
+  return planner.step_seconds(slice_, _flops(own).total / own.mesh.slices)
+
+
+def _flops(own: RunConfig) -> StepFlops:
+  return step_flops(sizes_of(own.model), own.data.batch, own.data.seq_len)
 
 
 def _network(config: RunConfig, gbps: float, latency_s: float) -> Network:

@@ -18,8 +18,8 @@ TINY = (
 )
 PLAN = ('diloco.plan', *TINY, '--topology=v5e-4')
 KINDS = (
-  '--config.unlike_learners=1: accelerator=v5p-16, mesh.fsdp=4, data.batch=16; '
-  '2: accelerator=gpu, gpus_per_host=4',
+  '--config.unlike_learners=1: accelerator=v5p-16, mesh.fsdp=4, '
+  'mesh.slices=2, data.batch=32; 2: accelerator=gpu, gpus_per_host=4',
 )
 # Nothing is opened but the CPU, and nothing is asked of the network.
 ALONE = {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '1'}
@@ -79,6 +79,11 @@ def test_each_kind_of_learner_is_planned():
   first, second = lines[:at], lines[at : (end := lines.index('learner 2'))]
   assert any('for v5litepod-4: 4 chips' in line for line in first)
   assert any('for v5p-16: 8 chips' in line for line in second)
+  # Of two slices, one is compiled, with half of the batch.
+  assert second[1] == 'a learner of 2 slices; of one of them, by itself:'
+  assert any('a step of 16 · 32 tokens' in line for line in second)
+  assert any(line.startswith('goodput      wait') for line in first)
+  assert any(line.startswith('goodput      elastic') for line in second)
   assert 'the syncer, M = 3, N = 23,648' in first
   assert not any('the syncer' in line for line in second)
   assert _size_of(second, 'inner state') < _size_of(first, 'inner state')
@@ -86,18 +91,6 @@ def test_each_kind_of_learner_is_planned():
   # The steps of so small a model are over long before an exchange.
   assert lines[-3].startswith('the rounds, simulated: steps at 40 % MFU')
   assert lines[-1].startswith('  none closes within')
-
-
-def test_a_learner_of_slices_is_planned_by_one_of_them():
-  """Two of 4 chips each; it goes on with one, at half of its speed."""
-  lines = _lines(
-    *PLAN, '--config.mesh.slices=2', '--mtbi_days=1', '--compiler=cpu'
-  )
-  assert lines[0].startswith('a learner of 2 slices; of one of them')
-  text = ' '.join(' '.join(lines).split())
-  assert 'a step of 4 · 32 tokens' in text, 'half of the batch'
-  assert 'v5litepod-4: 4 chips of v5e' in text
-  assert 'in 32 chips; of a learner without 1 of 2 goodput elastic' in text
 
 
 def test_the_chips_own_compiler():
