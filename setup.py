@@ -118,6 +118,7 @@ setuptools.setup(
       'protocol/README.md',
       'pages/page.html',
       'sizing/host_speeds.json',
+      'fleets/pauses.json',
     ],
     'diloco.launch': [
       'Dockerfile',

@@ -46,7 +46,8 @@ OTHERS = {
   'repair_s': 'Seconds until a lost slice, or a spare one, is there.',
   'codec': 'Codec in both directions: int1, int2, int4, int8, bf16 or f32.',
   'latency_s': 'Seconds from a learner to the syncer, one way.',
-  'hosts': 'Hosts of each learner, with equal parts of it.',
+  'hosts': 'Hosts of each slice of a learner, with equal parts of it.',
+  'slices': 'Slices of each learner: groups of hosts that fail together.',
 }
 PARAMS = 'params'
 ON = 'on'
@@ -54,6 +55,7 @@ STEP_TOKENS = 'step_tokens'
 TOPOLOGY = 'topology'
 COMPILER = 'compiler'
 LINKS = ('bandwidth_gbps', 'latency_s')  # With --config, of the rounds.
+FAILURES = ('mtbi_days', 'pause_s', 'repair_s')  # Also with --config.
 LINK_GBPS = 10.0  # There, unless it is given.
 EXAMPLE = 'experiments/recipe.py:scale=12b'
 KINDS = {
@@ -87,7 +89,9 @@ def define_flags() -> None:
       kind = typing.get_type_hints(Situation)[name]
       KINDS[kind](name, default, text)
   flags.DEFINE_string(
-    ON, None, 'Learners and the TPU slice of each, such as 4xv5e-256.'
+    ON,
+    None,
+    'Learners and the TPU slice of each, such as 4xv5e-256; of --slices each.',
   )
   flags.DEFINE_alias('gbps', 'bandwidth_gbps')
   flags.DEFINE_integer(
@@ -125,7 +129,7 @@ def _of_config(rest) -> int:
   problems += [
     f'--{name}: is for a plan without --config'
     for name in (*NEEDED, *OTHERS, ON, STEP_TOKENS)
-    if flags.FLAGS[name].present and name not in LINKS
+    if flags.FLAGS[name].present and name not in LINKS + FAILURES
   ]
   if problems:
     raise ConfigError(problems)
@@ -143,13 +147,19 @@ def _of_config(rest) -> int:
     config.data.shards,  # All that may join, as in a launch.
     lambda setup: (setup.config, estimate.slice_of(setup, topology)),
   )
+  gbps, latency_s = (flags.FLAGS[name] for name in LINKS)
+  links = gbps.value or LINK_GBPS, latency_s.value
+  failures = {name: flags.FLAGS[name].value for name in FAILURES}
+  # Is refused before anything is compiled.
+  Situation(1, 1, links[0], step_s=1.0, latency_s=links[1], **failures)
   chips_max, fit = max(slice_.chips for *_, (_, slice_) in kinds), True
-  for i, (_, who, (own, slice_)) in enumerate(kinds):
+  for i, (ids, who, (own, slice_)) in enumerate(kinds):
+    one = run_config.with_slices(own, 1)
     with ProgressLine() as line:
       # The compiler does not say how far it is.
       line.say(f'compiles a learner for {slice_.name}: minutes for a large one')
       try:
-        needs = estimate.of_config(own, slice_, compiler, chips_max)
+        needs = estimate.of_config(one, slice_, compiler, chips_max)
       except estimate.NoCompiler as error:
         raise ConfigError([f'--compiler={compiler}: {error}']) from None
       except estimate.DoesNotFit as error:
@@ -162,15 +172,20 @@ def _of_config(rest) -> int:
         continue
     if kinds[1:]:
       print(f'\n{who}' if i else who)
+    if own.mesh.slices > 1:
+      print(
+        f'a learner of {own.mesh.slices} slices; of one of them, by itself:'
+      )
     for line in estimate.lines(needs, with_syncer=not i):
       print(line)
+    kind = ids, own, slice_
+    for line in rounds.failure_lines(config, kind, *links, **failures):
+      print(line)
     fit = fit and needs.fits
-  gbps, latency_s = (flags.FLAGS[name] for name in LINKS)
   if kinds[1:] or gbps.present or latency_s.present:
     print()
     of_all = [(ids, *kind) for ids, _, kind in kinds]
-    gbps = gbps.value or LINK_GBPS
-    for line in rounds.lines(config, of_all, gbps, latency_s.value):
+    for line in rounds.lines(config, of_all, *links):
       print(line)
   return 0 if fit else 1
 

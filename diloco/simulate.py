@@ -3,9 +3,12 @@
 
   python -m diloco.simulate --config=experiments/NAME.py[:quicktest] \\
     [--config.study.seeds=5 ...] [--outdir=DIR]
+  python -m diloco.simulate --config=experiments/goodput.py --check
   python -m diloco.simulate --replay=RUN [--seeds=8]
 
-The second takes the kills of a real run's folder and predicts its goodput.
+The second compares elastic learners with the paper's Table 1, and ends with 1
+if they are too far from it. The third takes the kills of a real run's folder
+and predicts its goodput.
 Tables go to standard output, progress to standard error, CSV, JSON and a page
 to DIR; same seed, same bytes. Exit code 78: it can't run as configured.
 """
@@ -35,6 +38,7 @@ def define_flags() -> None:
   text = f'Folder of the report; {PARENT}/NAME unless given.'
   absl_flags.DEFINE_string('outdir', None, text)
   absl_flags.DEFINE_string('replay', None, 'Folder of a run that was made.')
+  absl_flags.DEFINE_bool('check', False, "Compares with the paper's figures.")
   text = 'Predictions of --replay.'
   absl_flags.DEFINE_integer('seeds', 8, text, lower_bound=1)
 
@@ -48,22 +52,28 @@ def parse(argv) -> list[str]:
 
 def main(argv) -> int:
   began_s = time.monotonic()
-  replayed = absl_flags.FLAGS.replay
+  replayed, checks = absl_flags.FLAGS.replay, absl_flags.FLAGS.check
+  if replayed and checks:
+    raise ConfigError(['--check: is of a study, not of --replay'])
   config = None if replayed else flags.load(build=simulation.build)
   name = config.name if config else f'replay-{pathlib.Path(replayed).name}'
-  folder = _folder(argv, name)
+  folder, holds = _folder(argv, f'{name}-check' if checks else name), True
   with ProgressLine() as line:
-    report = questions.simulate(
-      config, replay=replayed, seeds=absl_flags.FLAGS.seeds, say=line.say
-    )
+    if checks:
+      report, holds = questions.check(config, line.say)
+    else:
+      report = questions.simulate(
+        config, replay=replayed, seeds=absl_flags.FLAGS.seeds, say=line.say
+      )
     if config:
       words = ['python', '-m', 'diloco.simulate', *flags.arguments()]
+      words += ['--check'] * checks
       report = dataclasses.replace(report, command=shlex.join(words))
     path, *_ = page.write(report, folder)
   terminal.show(report)
   line.stay(f'page: {path}')
   line.stay(f'wall time: {time.monotonic() - began_s:.1f} s')
-  return 0
+  return 0 if holds else 1
 
 
 def _folder(argv, name: str) -> pathlib.Path:

@@ -83,7 +83,7 @@ def quicktest(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     overlap_steps=min(protocol.overlap_steps, 2),
     total_steps=40,
   )
-  config.mesh.update(fsdp=1, expert=1, context=1, tensor=1)
+  config.mesh.update(fsdp=1, expert=1, context=1, tensor=1, slices=1)
   config.checkpoint.update(syncer_every_rounds=8, learner_every_steps=10)
   config.run.update(log_every_steps=1, eval_batches=2, eval_batch=4)
   config.lab.final_eval_batches = 2

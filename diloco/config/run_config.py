@@ -377,10 +377,10 @@ def _syncer_serves(protocol, syncer) -> Iterator[str]:
 def _parts_divide(data, inner, mesh) -> Iterator[str]:
   parts = mesh.slices * mesh.fsdp * mesh.expert * inner.accumulate
   if data.batch % parts:
-    several = f'mesh.slices={mesh.slices} * ' if mesh.slices > 1 else ''
+    slices = f'mesh.slices={mesh.slices} * ' if mesh.slices > 1 else ''
     yield (
-      f'data.batch={data.batch}: must be a multiple of '
-      f'{several}mesh.fsdp={mesh.fsdp} '
+      f'data.batch={data.batch}: must be a multiple of {slices}'
+      f'mesh.fsdp={mesh.fsdp} '
       f'* mesh.expert={mesh.expert} * inner.accumulate={inner.accumulate} = '
       f'{parts}'
     )

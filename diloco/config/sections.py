@@ -357,25 +357,30 @@ class SyncerConfig(Section, section='syncer'):
 class MeshConfig(Section, section='mesh'):
   """Devices of one learner, by axis; their product is all it uses."""
 
-  # Of a learner, groups of hosts that fail together: each has all parameters,
-  # on as many devices as the other axes say, and its share of the batch.
-  slices: Count = 1
   fsdp: Count = 1  # Devices of one slice over which parameters are sharded.
   expert: Count = 1  # Devices over which the experts are spread.
   context: Count = 1  # Devices over which a sequence is split.
   tensor: Count = 1  # Devices over which heads and d_ff are split.
+  # Slices of a learner: groups of hosts that fail together, each with all
+  # parameters and its share of the batch; the axes above are those of one.
+  slices: Count = 1
+
+  @property
+  def slice_devices(self) -> int:
+    """The number of devices that one slice takes."""
+    return self.fsdp * self.expert * self.context * self.tensor
 
   @property
   def devices(self) -> int:
-    """The number of devices that it takes."""
-    of_slice = self.fsdp * self.expert * self.context * self.tensor
-    return self.slices * of_slice
+    """The number of devices that it takes, in all slices."""
+    return self.slices * self.slice_devices
 
   @property
   def product(self) -> str:
     """The axes as a message names them."""
-    several = ('slices',) if self.slices > 1 else ()
-    axes = (*several, 'fsdp', 'expert', 'context', 'tensor')
+    axes = ('fsdp', 'expert', 'context', 'tensor')
+    if self.slices > 1:
+      axes = ('slices', *axes)
     sizes = (f'mesh.{axis}={getattr(self, axis)}' for axis in axes)
     return ' * '.join(sizes)
 

@@ -27,6 +27,7 @@ TYPES = {
   'mesh.expert': int,
   'mesh.context': int,
   'mesh.tensor': int,
+  'mesh.slices': int,
   'hosts': int,
   'accelerator': str,
   'gpus_per_host': int,

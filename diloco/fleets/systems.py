@@ -33,6 +33,24 @@ def elastic_goodput(rate_per_s: float, pause_s: float) -> float:
   return 2 / (1 + x + math.sqrt((1 + x) ** 2 + 4 * x))
 
 
+def slices_there(
+  rate_per_s: float, repair_s: float, goodput: float, slices: int
+) -> float:
+  """1 − λ·g·R / n: the share of a learner's slices that are there.
+
+  An interruption while it runs, with probability g, takes one slice of n away
+  for R. The fleets of the paper have hundreds of slices, so that it is left out
+  there; of three it is much.
+
+  Args:
+    rate_per_s: λ.
+    repair_s: R, mean time until a lost slice is back.
+    goodput: g, the share of the time in which the learner runs.
+    slices: n.
+  """
+  return max(0.0, 1 - rate_per_s * goodput * repair_s / slices)
+
+
 def restart_goodput(rate_per_s: float, pause_s: float, again_s: float) -> float:
   """g = g₀·e^(−λ(1 + g₀)a) of a learner whose process dies at each pause.
 
@@ -100,7 +118,7 @@ class Recovery:
   dies: bool = False
 
 
-# In the order of tables; a launch of this project does the first.
+# In the order of tables.
 RECOVERIES = {
   'wait': Recovery(
     failures.waiting,
@@ -126,15 +144,20 @@ RECOVERIES = {
     'pauses again when it is back.',
   ),
 }
-LAUNCHED = 'wait'  # What a learner of a launch does,
-PAPERS = 'elastic'  # and the paper's.
+PAPERS = 'elastic'
 WHAT_A_LAUNCH_DOES = (
-  'A launch does `wait`: a learner is one rigid unit, whose processes all '
-  'start again when its slice, or a spare one, is there. They also take their '
-  'state from a peer, as in `restart`, which `wait` has in its pause only. To '
-  'start again on fewer slices, as `restart` does, is up to who launches; '
-  "`elastic`, the paper's, is not built."
+  'A launch does `wait` with learners of one slice: each is one rigid unit, '
+  'whose processes all start again when its slice, or a spare one, is there. '
+  'They also take their state from a peer, as in `restart`, which `wait` has '
+  'in its pause only. To start again on fewer slices, as `restart` does, is up '
+  'to who launches. A learner of several slices (`mesh.slices`) does '
+  "`elastic`, as the paper's."
 )
+
+
+def launched(slices: int) -> str:
+  """Returns how a learner of so many slices recovers, a key of RECOVERIES."""
+  return PAPERS if slices > 1 else 'wait'
 
 
 DECOUPLED = 'Decoupled DiLoCo'

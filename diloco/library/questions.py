@@ -56,6 +56,22 @@ def simulate(
   return study.report(config, say)
 
 
+def check(
+  config: SimulationConfig, say: Callable[[str], object] = lambda line: None
+) -> tuple[ReportPage, bool]:
+  """Simulates what the paper has figures of, and says whether they are met.
+
+  Raises:
+    ConfigError: the study has no such check.
+  """
+  study = importlib.import_module(f'diloco.studies.{config.study.kind}')
+  if not hasattr(study, 'check'):
+    raise ConfigError(
+      [f'--check: is of study.kind=goodput, not of {config.study.kind}']
+    )
+  return study.check(config, say)
+
+
 def plan(
   params: float | str,
   on: str = '',
@@ -72,7 +88,8 @@ def plan(
     **situation: the other fields of `diloco.sizing.planner.Situation`:
       learners, bandwidth_gbps (of a learner's link, each way) and step_s
       (seconds), which are needed; chips, mtbi_days, pause_s, repair_s, codec,
-      latency_s, hosts.
+      latency_s, hosts, slices (of each learner: groups of hosts that fail
+      together).
 
   Returns:
     The plan; printed, it is the screen of `diloco plan`. `plan.protocol` has
@@ -86,7 +103,8 @@ def plan(
     if twice := [x for x in planner.SAID_BY_ON if x in situation]:
       raise ConfigError([f'{name}: on={on!r} says it' for name in twice])
     flops = PER_PARAMETER * count * step_tokens  # Without attention.
-    said = planner.on_slices(on, flops, step_tokens)
+    slices = max(1, situation.get('slices', 1))
+    said = planner.on_slices(on, flops, step_tokens, slices)
     if 'step_s' in situation:
       said['step_tokens'] = 0  # It was not computed.
     situation = said | situation

@@ -294,7 +294,7 @@ class Estimate:
 
 
 def slice_of(setup: Setup, topology: str | None) -> Topology:
-  """Returns the slice, or the GPUs, of one kind of learner.
+  """Returns the slice, or the GPUs, of one slice of a kind of learner.
 
   Args:
     topology: name of that of learners which have none of their own; it says
@@ -303,7 +303,8 @@ def slice_of(setup: Setup, topology: str | None) -> Topology:
   Raises:
     ConfigError: there is no such slice, or the mesh does not use all of it.
   """
-  own, mesh, flag = setup.machines, setup.config.mesh, '--topology'
+  own, mesh = setup.machines, run_config.with_slices(setup.config, 1).mesh
+  flag = '--topology'
   slice_ = topology and hardware.topology(
     topology, flag, known=hardware.PLANNED
   )

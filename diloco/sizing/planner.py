@@ -14,7 +14,8 @@ import importlib.resources
 import json
 import math
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 
 from diloco.config import hardware
 from diloco.config.hardware import Topology
@@ -27,7 +28,7 @@ from diloco.config.sections import (
   Whole,
   one_of,
 )
-from diloco.fleets import systems
+from diloco.fleets import pauses, systems
 from diloco.numerics.codec import CODECS, bytes_per_value
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.round_policy import grace_window_s
@@ -48,6 +49,7 @@ HOST_SPEEDS = 'host_speeds.json'  # Written by `diloco.bench`.
 STEP_TOKENS = 2**20  # Of a step of a learner on slices, unless given.
 # What a text such as '4xv5e-256' says already.
 SAID_BY_ON = ('learners', 'chips', 'hosts')
+ROW_COLUMNS = 67  # Of what stands beside the name of a row.
 UNITS = {'K': 1e3, 'M': 1e6, 'B': 1e9, 'T': 1e12}
 A_COUNT = 'a number, such as 12e9 or 12B'
 _ON = re.compile(r'(?:(\d+)x)?([a-z]\w*-\d+)')
@@ -97,11 +99,14 @@ class Situation(Section):
   step_s: Positive  # T, duration of an inner step.
   chips: Whole = 0  # Chips of all learners; 0: nothing is said of failures.
   mtbi_days: Positive = 365.0  # Mean time between interruptions of a chip.
-  pause_s: NonNegative = 13.7  # Duration of one reconfiguration of a learner.
+  # Duration of one reconfiguration of a learner.
+  pause_s: NonNegative = pauses.FITTED_S
   repair_s: NonNegative = 66.3  # Until a lost slice, or a spare one, is there.
   codec: one_of(CODECS) = 'int4'  # Both ways.
   latency_s: NonNegative = 0.05  # One way.
-  hosts: Count = 1  # Hosts of each learner; they share encoding and taking in.
+  hosts: Count = 1  # Of each slice; they share encoding and taking in.
+  # Slices of each learner: groups of hosts that fail together.
+  slices: Count = 1
   accelerator: str = ''  # Slice of each learner, of `TOPOLOGIES`; '': any.
   step_tokens: int = 0  # By which `step_s` was computed; 0: it was given.
 
@@ -114,6 +119,11 @@ class Situation(Section):
       yield f'params={self.params}: must be finite, at least 1, such as 12e9'
     if 0 < self.chips < self.learners:
       yield f'chips={self.chips}: must be at least learners={self.learners}'
+    elif 0 < self.chips < self.learners * self.slices:
+      yield (
+        f'chips={self.chips}: must be at least learners={self.learners} * '
+        f'slices={self.slices}'
+      )
 
 
 def parse_count(params: float | str) -> float:
@@ -153,12 +163,13 @@ def step_seconds(topology: Topology, flops: float) -> float:
   return flops / (MFU * topology.chips * topology.chip.bf16_flops)
 
 
-def on_slices(on: str, flops: float, step_tokens: int) -> dict:
+def on_slices(on: str, flops: float, step_tokens: int, slices: int = 1) -> dict:
   """Returns the values of a `Situation` that learners on slices have.
 
   Args:
     on: such as '4xv5e-256'.
-    flops: of a step, which has so many tokens.
+    flops: of a step of a learner, which has so many tokens.
+    slices: of a learner, each as `on` says.
 
   Raises:
     ConfigError: as `parse_slices`.
@@ -166,10 +177,10 @@ def on_slices(on: str, flops: float, step_tokens: int) -> dict:
   learners, slice_ = parse_slices(on)
   return {
     'learners': learners,
-    'chips': learners * slice_.chips,
+    'chips': learners * slices * slice_.chips,
     'hosts': slice_.hosts,
     'accelerator': slice_.name,
-    'step_s': step_seconds(slice_, flops),
+    'step_s': step_seconds(slice_, flops / slices),
     'step_tokens': step_tokens,
   }
 
@@ -347,20 +358,41 @@ class RunPlan:
 
   @property
   def goodput(self) -> dict[str, float]:
-    """Goodput of a learner by recovery; empty if no chips were given."""
-    setup = self.situation
-    if not setup.chips:
+    """Goodput of a learner by recovery; empty if no chips were given.
+
+    First that of a learner of so many slices in a launch.
+    """
+    if not self.situation.chips:
       return {}
-    again_s = self.bootstrap_s + systems.RESTART_STEPS * setup.step_s
-    return {
-      name: recovery.goodput(
-        1 / (self.failures_s * setup.learners),
-        setup.repair_s,
-        setup.pause_s,
-        again_s,
+    names = dict.fromkeys((self.recovery, *systems.RECOVERIES))
+    return {name: self.goodput_with(name) for name in names}
+
+  @property
+  def recovery(self) -> str:
+    """What a launch does with a learner that loses a slice."""
+    return systems.launched(self.situation.slices)
+
+  def goodput_with(self, name: str, pause_s: float | None = None) -> float:
+    """Returns the goodput of a learner; of several slices with those that are
+    there.
+
+    Args:
+      name: of a recovery.
+      pause_s: unless it is the situation's.
+    """
+    setup, recovery = self.situation, systems.RECOVERIES[name]
+    rate = 1 / (self.failures_s * setup.learners)
+    goodput = recovery.goodput(
+      rate,
+      setup.repair_s,
+      setup.pause_s if pause_s is None else pause_s,
+      self.bootstrap_s + systems.RESTART_STEPS * setup.step_s,
+    )
+    if recovery.runs_on and setup.slices > 1:
+      goodput *= systems.slices_there(
+        rate, setup.repair_s, goodput, setup.slices
       )
-      for name, recovery in systems.RECOVERIES.items()
-    }
+    return goodput
 
 
 def _gbit(nbytes: float) -> float:
@@ -386,13 +418,16 @@ def _situation(plan: RunPlan) -> Iterator[str]:
     f'{count(setup.params)} parameters; {setup.learners} learners, the '
     'syncer elsewhere;'
   )
+  several = f'{setup.slices} slices' if setup.slices > 1 else ''
   if plan.chip:
     slice_ = plan.chip.topology
     yield (
-      f'each learner on {slice_.name}: {slice_.chips} chips of '
-      f'{slice_.chip.name}, '
+      f'each learner on {several + ", each " if several else ""}'
+      f'{slice_.name}: {slice_.chips} chips of {slice_.chip.name}, '
       f'{slice_.hosts} host{"s" if slice_.hosts > 1 else ""};'
     )
+  elif several:
+    yield f'each learner on {several}, groups of hosts that fail together;'
   if setup.step_tokens:
     yield (
       f'T is of {count(setup.step_tokens)} tokens at an MFU of '
@@ -468,27 +503,52 @@ def _rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     slowest, speeds = max(plan.stages_s, key=plan.stages_s.get), host_speeds()
     yield '', f'({slowest} takes longest, where hosts are as'
     yield '', f'a thread of {speeds.machine}, {speeds.date})'
-  if not plan.goodput:
+  yield from failure_rows(plan, plan.goodput)
+
+
+def failure_rows(
+  plan: RunPlan, names: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+  """Yields what failures cost, as rows of at most 67 columns.
+
+  Args:
+    names: of the recoveries that are shown; none: nothing is said.
+  """
+  setup, names = plan.situation, [*names]
+  if not names:
     return
-  yield (
-    'failures',
-    f'one each {_time(plan.failures_s)} in {count(setup.chips)} chips; of '
-    'a learner that loses a slice',
-  )
-  what = {systems.LAUNCHED: 'what a launch does', systems.PAPERS: 'not built'}
-  for name, goodput in plan.goodput.items():  # First what a launch does.
+  of = f'{count(setup.chips)} chips; of a learner that loses a slice'
+  if setup.slices > 1:
+    of = f'{count(setup.chips)} chips; of a learner without 1 of {setup.slices}'
+  yield 'failures', f'one each {_time(plan.failures_s)} in {of}'
+  what = {plan.recovery: 'what a launch does'}
+  if systems.PAPERS not in what:
+    what[systems.PAPERS] = 'takes several slices'
+  for name in names:
+    goodput = plan.goodput_with(name)
     shown = f'{name:8}{_nines(goodput)}'
     if not systems.RECOVERIES[name].dies:
       up = systems.uptime(goodput, setup.learners)
       shown += f', at least one steps {_nines(up)}'
     if name in what:
       shown += f': {what[name]}'
-    yield 'goodput' if name == systems.LAUNCHED else '', shown
-  yield (
-    '',
-    f'(slice back after {_time(setup.repair_s)}, '
-    f'pause {setup.pause_s:g} s, bootstrap {_time(plan.bootstrap_s)})',
+    yield 'goodput' if name == names[0] else '', shown
+  yield from _row_lines(
+    f'(slice back after {_time(setup.repair_s)}, pause of '
+    f'{pauses.in_words(setup.pause_s)}, bootstrap {_time(plan.bootstrap_s)})'
   )
+  if systems.PAPERS not in names:
+    return
+  for entry in pauses.nearest(setup.params, pauses.measured()):
+    goodput = _nines(plan.goodput_with(systems.PAPERS, entry.pause_s))
+    yield from _row_lines(
+      f'{systems.PAPERS:8}{goodput} with a pause of {entry.pause_s:.3g} s '
+      f'({entry})'
+    )
+
+
+def _row_lines(text: str) -> Iterator[tuple[str, str]]:
+  return (('', line) for line in textwrap.wrap(text, ROW_COLUMNS))
 
 
 def _why_interval(plan: RunPlan) -> str:
@@ -510,7 +570,8 @@ def _memories(plan: RunPlan) -> Iterator[str]:
   state = STATE_BYTES - F32_BYTES
   hosts, formulas = plan.situation.hosts, f'(F = N/P, S = {state}N)'
   if hosts > 1:
-    yield f"memory of each of a learner's {hosts} hosts: of {formulas} the part"
+    whose = 'learner' if plan.situation.slices == 1 else 'slice'
+    yield f"memory of each of a {whose}'s {hosts} hosts: of {formulas} the part"
   else:
     yield (f"host memory of a learner, besides the process's own {formulas}")
   yield from memory.lines(plan.learner_memory)
@@ -519,6 +580,8 @@ def _memories(plan: RunPlan) -> Iterator[str]:
 
 
 def _time(seconds: float) -> str:
+  if seconds >= 1000 * HOUR_S:
+    return f'{seconds / HOUR_S:,.0f} h'
   if seconds >= HOUR_S:
     return f'{seconds / HOUR_S:.3g} h'
   return f'{seconds:.0f} s' if seconds >= 100 else f'{seconds:.2g} s'

@@ -12,7 +12,7 @@ from diloco.config.hardware import Topology
 from diloco.config.run_config import RunConfig
 from diloco.fleets.fleet import DecoupledFleet, Fleet
 from diloco.metrics import ages
-from diloco.models.flops import step_flops
+from diloco.models.flops import StepFlops, step_flops
 from diloco.models.kinds import sizes_of
 from diloco.simulator.network import Network
 from diloco.sizing import memory, planner
@@ -48,9 +48,8 @@ def lines(
     return
   flops, steps_s = {}, {}
   for ids, own, slice_ in kinds:
-    each = step_flops(sizes_of(own.model), own.data.batch, own.data.seq_len)
-    flops |= dict.fromkeys(ids, each)
-    steps_s |= dict.fromkeys(ids, planner.step_seconds(slice_, each.total))
+    flops |= dict.fromkeys(ids, _flops(own))
+    steps_s |= dict.fromkeys(ids, step_s(own, slice_))
   run = DecoupledFleet(
     dataclasses.replace(protocol, total_steps=FOREVER_STEPS),
     Fleet(
@@ -84,27 +83,68 @@ def lines(
     f'  {"learners":18}{"T, s":>7}{"tokens/s":>9}{"of all":>8}{"steps":>7}'
     f'{"rounds":>8}{"age":>5}{"merged":>8}{"weight":>8}'
   )
-  for ids, _, slice_ in kinds:
+  for ids, config_of, slice_ in kinds:
     if not (own := [run.tally.count(i) for i in ids if i in learners]):
       continue
     tokens, stepping_s, merges, merged, weight = (
       sum(getattr(x, name) for x in own) for name in COUNTS
     )
     age = ages.total(x.ages for x in own).mean_steps or 0.0
+    name = slice_.name
+    if config_of.mesh.slices > 1:
+      name = f'{config_of.mesh.slices}x{name}'
     yield (
-      f'  {f"{len(own)} of {slice_.name}":18}{steps_s[ids[0]]:7.3g}'
+      f'  {f"{len(own)} of {name}":18}{steps_s[ids[0]]:7.3g}'
       f'{count(tokens / counted_s):>9}{tokens / run.tally.tokens:8.0%}'
       f'{stepping_s / len(own) / counted_s:7.0%}'
       f'{merges / len(own) / rounds:8.0%}{age:5.1f}'
       f'{merged / tokens / protocol.fragments:8.0%}{weight / rounds:8.0%}'
     )
   yield from LEGEND.splitlines()
-  step_s = counted_s / (rounds * protocol.spacing_steps)
+  pace_s = counted_s / (rounds * protocol.spacing_steps)
   yield (
     f'  {count(run.tally.tokens / counted_s)} tokens/s of all; t rises each '
-    f'{step_s:.3g} s, to {protocol.total_steps:,} in '
-    f'{protocol.total_steps * step_s / planner.HOUR_S:.3g} h'
+    f'{pace_s:.3g} s, to {protocol.total_steps:,} in '
+    f'{protocol.total_steps * pace_s / planner.HOUR_S:.3g} h'
   )
+
+
+def failure_lines(
+  config: RunConfig, kind: Kind, gbps: float, latency_s: float, **failures
+) -> Iterator[str]:
+  """Yields what a kind of learner does without a slice, and its goodput.
+
+  Args:
+    failures: `mtbi_days`, `pause_s` and `repair_s` of a `planner.Situation`.
+  """
+  ids, own, slice_ = kind
+  learners = len([i for i in ids if i < config.protocol.learners])
+  if not learners or sizes_of(own.model) is None:
+    return
+  plan = planner.RunPlan(
+    planner.Situation(
+      sum(memory.layout_of(own).sizes),
+      learners,
+      gbps,
+      step_s=step_s(own, slice_),
+      chips=learners * own.mesh.devices,
+      latency_s=latency_s,
+      hosts=slice_.hosts,
+      slices=own.mesh.slices,
+      **failures,
+    )
+  )
+  for name, text in planner.failure_rows(plan, (plan.recovery,)):
+    yield f'{name:13}{text}'
+
+
+def step_s(own: RunConfig, slice_: Topology) -> float:
+  """Returns the seconds of a learner's step; each slice makes a part of it."""
+  return planner.step_seconds(slice_, _flops(own).total / own.mesh.slices)
+
+
+def _flops(own: RunConfig) -> StepFlops:
+  return step_flops(sizes_of(own.model), own.data.batch, own.data.seq_len)
 
 
 def _network(config: RunConfig, gbps: float, latency_s: float) -> Network:

@@ -5,18 +5,20 @@ import dataclasses
 import itertools
 import random
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from diloco.config.sections import ConfigError
 from diloco.config.simulation import FailuresConfig, SimulationConfig
-from diloco.fleets import failures, systems
+from diloco.fleets import failures, pauses, systems
 from diloco.fleets.failures import Death, FaultEvents, Interruption
+from diloco.fleets.pauses import MeasuredPause
 from diloco.fleets.systems import DECOUPLED, RECOVERIES, SYSTEMS
 from diloco.metrics.run_progress import counted
 from diloco.pages.parts import Chart, Line, ReportPage, Table
 from diloco.pages.parts import Column as Heading
 from diloco.studies import study as studies
-from diloco.studies.study import Record, times
+from diloco.studies.study import Field, Record, times
 
 # Data-parallel costs next to nothing, so it runs longer: its means scatter
 # less. Its failures begin with those of Decoupled DiLoCo.
@@ -24,6 +26,8 @@ LOCKSTEP_LONGER = 24
 # A drawn fleet has been at it for so many times the mean repair and pause: at
 # the start, slices are away, and some learners stand.
 WARM_UP = 5
+# Points by which `check` lets the simulator miss the paper's figures.
+CHECK_MEAN, CHECK_WORST = 1.5, 4.0
 
 
 class Row(NamedTuple):
@@ -153,15 +157,7 @@ def cell_of(config: SimulationConfig, row: Row, chips: int) -> Cell:
       quorum=min(config.protocol.quorum, row.learners),
     )
     runs.append(outcome.record())
-  own, network = config.failures, studies.network_of(config)
-  again_s = systems.RESTART_STEPS * config.fleet.step_s
-  again_s += 8 * network.state_bytes / network.learner_bps
-  goodput = recovery.goodput(
-    failures.rate_per_s(chips, own.mtbi_days) / row.learners,
-    own.repair_s,
-    own.pause_s,
-    again_s if recovery.dies else 0.0,
-  )
+  goodput = closed_form(config, row, chips, config.failures.pause_s)
   closed = {'goodput': goodput}
   if not recovery.dies:  # Then it steps more than what counts in the end.
     closed['uptime'] = systems.uptime(goodput, row.learners)
@@ -171,6 +167,22 @@ def cell_of(config: SimulationConfig, row: Row, chips: int) -> Cell:
   ):
     paper = studies.GOODPUT.get(row[:2], {}).get(chips)
   return Cell(row, chips, tuple(runs), closed, paper)
+
+
+def closed_form(
+  config: SimulationConfig, row: Row, chips: int, pause_s: float
+) -> float:
+  """Returns the goodput of a cell by formula, with this pause."""
+  recovery, own = RECOVERIES[row.recovery], config.failures
+  network = studies.network_of(config)
+  again_s = systems.RESTART_STEPS * config.fleet.step_s
+  again_s += 8 * network.state_bytes / network.learner_bps
+  return recovery.goodput(
+    failures.rate_per_s(chips, own.mtbi_days) / row.learners,
+    own.repair_s,
+    pause_s,
+    again_s if recovery.dies else 0.0,
+  )
 
 
 def _as_one(
@@ -193,7 +205,9 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
     'Goodput of fleets whose chips fail',
     _paragraphs(config),
     (
-      _by_chips(config, cells, 'goodput', tuple(_deviations(cells))),
+      _by_chips(
+        config, cells, 'goodput', tuple(map(str, _deviations(cells.values())))
+      ),
       _by_chips(
         config,
         cells,
@@ -206,6 +220,87 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
       *_charts(config, cells),
     ),
   )
+
+
+# The simulator against the paper.
+
+
+def check(
+  config: SimulationConfig, say: Callable[[str], None]
+) -> tuple[ReportPage, bool]:
+  """Simulates the cells of elastic learners that the paper's Table 1 has.
+
+  Returns:
+    Each cell with the paper's figure, and whether the simulator holds: on
+    average within `CHECK_MEAN` points, and nowhere off by more than
+    `CHECK_WORST`.
+
+  Raises:
+    ConfigError: the study has none of these cells.
+  """
+  own = dataclasses.replace(config.failures, recovery=systems.PAPERS)
+  config = dataclasses.replace(config, failures=own)
+  asked = [
+    (row, chips)
+    for row in rows(config)
+    if row.recovery == systems.PAPERS
+    for chips in config.study.chips
+    if chips in studies.GOODPUT.get(row[:2], {})
+  ]
+  if not asked:
+    raise ConfigError(
+      [
+        "--check: the paper's Table 1 has none of study.systems="
+        f'{config.study.systems}, study.learners={config.study.learners}, '
+        f'study.chips={config.study.chips}; it has learners 4 and 8, chips '
+        f'{", ".join(map(str, studies.CHIPS))}'
+      ]
+    )
+  cells = [
+    dataclasses.replace(
+      cell_of(config, row, chips), paper=studies.GOODPUT[row[:2]][chips]
+    )
+    for row, chips in counted(
+      asked, say, lambda each: f'{each[0].system}, {short(each[1])} chips'
+    )
+  ]
+  found, by_formula = _deviations(cells)
+  holds = found.mean <= CHECK_MEAN and abs(found.worst) <= CHECK_WORST
+  verdict = (
+    f'{"It holds" if holds else "IT DOES NOT HOLD"}: the simulator may be off '
+    f'by {CHECK_MEAN:g} points on average, and by {CHECK_WORST:g} anywhere.'
+  )
+  table = studies.table(
+    'check',
+    'Goodput of elastic learners, %',
+    (
+      *(Field(name) for name in ('system', 'learners', 'chips')),
+      Field('simulated', 'goodput', factor=100, spread=True),
+      *(Field(name) for name in ('closed form', 'paper', 'difference')),
+    ),
+    (
+      (
+        {
+          'system': cell.row.system,
+          'learners': cell.row.learners,
+          'chips': short(cell.chips),
+          'closed form': 100 * cell.closed['goodput'],
+          'paper': cell.paper,
+          'difference': 100 * cell.mean('goodput') - cell.paper,
+        },
+        cell.runs,
+      )
+      for cell in cells
+    ),
+    (str(found), str(by_formula), verdict),
+  )
+  text = (
+    f'An interruption per chip in {own.mtbi_days:g} days, a slice back after '
+    f'{own.repair_s:g} s on average, a pause of {pauses.in_words(own.pause_s)}.'
+  )
+  title = 'The simulator against the paper'
+  page = studies.page(config, title, (text,), (table,))
+  return page, holds
 
 
 def short(chips: float) -> str:
@@ -235,6 +330,7 @@ def _by_chips(
       ],
     }
     if name == 'goodput':
+      figures |= _with_measured(config, row)
       figures['paper'] = [(cell.paper, None) for cell in own]
     for by, pairs in figures.items():
       if any(middle is not None for middle, _ in pairs):
@@ -243,9 +339,46 @@ def _by_chips(
   return Table(name, title, tuple(columns), tuple(lines), notes)
 
 
-def _deviations(cells: Cells) -> Iterator[str]:
+def _with_measured(config: SimulationConfig, row: Row) -> dict[str, list]:
+  """Returns a row of the table for each pause that was measured."""
+  if row.recovery != systems.PAPERS:
+    return {}
+  return {
+    f'closed form, pause {entry.pause_s:.3g} s': [
+      (100 * closed_form(config, row, chips, entry.pause_s), None)
+      for chips in config.study.chips
+    ]
+    for entry in measured(config)
+  }
+
+
+def measured(config: SimulationConfig) -> tuple[MeasuredPause, ...]:
+  """Returns the measured pauses whose models are the nearest in size."""
+  return pauses.nearest(config.network.params, pauses.measured())
+
+
+@dataclasses.dataclass(frozen=True)
+class Deviation:
+  """How far a figure of some cells is from the paper's, in points."""
+
+  by: str  # What gave the figure.
+  cells: int
+  mean: float  # Of the absolute values.
+  worst: float  # With its sign,
+  worst_cell: Cell  # and where it is.
+
+  def __str__(self) -> str:
+    row, chips = self.worst_cell.row, self.worst_cell.chips
+    return (
+      f'{self.by} against the paper: mean absolute deviation {self.mean:.1f} '
+      f'points of {self.cells} cells, largest {self.worst:+.1f} ({row.system}, '
+      f'{row.learners} learners, {short(chips)} chips).'
+    )
+
+
+def _deviations(cells: Iterable[Cell]) -> Iterator[Deviation]:
   """Yields how far simulation and formula are from the paper's numbers."""
-  known = [cell for cell in cells.values() if cell.paper is not None]
+  known = [cell for cell in cells if cell.paper is not None]
   if not known:
     return
   for by, share in (
@@ -255,11 +388,7 @@ def _deviations(cells: Cells) -> Iterator[str]:
     off = [(100 * share(cell) - cell.paper, cell) for cell in known]
     mean = statistics.fmean(abs(points) for points, _ in off)
     worst, cell = max(off, key=lambda pair: abs(pair[0]))
-    yield (
-      f'{by} against the paper: mean absolute deviation {mean:.1f} points of '
-      f'{len(off)} cells, largest {worst:+.1f} ({cell.row.system}, '
-      f'{cell.row.learners} learners, {short(cell.chips)} chips).'
-    )
+    yield Deviation(by, len(off), mean, worst, cell)
 
 
 def _charts(config: SimulationConfig, cells: Cells) -> Iterator[Chart]:
@@ -311,9 +440,13 @@ def _paragraphs(config: SimulationConfig) -> Iterator[str]:
   yield (
     f'Each chip is interrupted once in {failures.mtbi_days:g} days, at random. '
     f'Its slice is back after {failures.repair_s:g} s on average '
-    f'({failures.repair}); a reconfiguration takes {failures.pause_s:g} s. '
+    f'({failures.repair}); a reconfiguration takes '
+    f'{pauses.in_words(failures.pause_s)}. '
     'Fleets have been at it for a while when a run begins.'
   )
+  if measured(config):
+    own = '; '.join(f'{x.pause_s:.3g} s, {x}' for x in measured(config))
+    yield f'The closed form of `{systems.PAPERS}` is given for {own}, too.'
   modes = ' '.join(
     f'`{name}`: {RECOVERIES[name].note}' for name in failures.recoveries
   )

@@ -199,6 +199,12 @@ def test_an_int_is_a_float():
       'data.batch=8: must be a multiple of mesh.fsdp=4 * mesh.expert=1 * '
       'inner.accumulate=4 =',
     ),
+    (
+      {'mesh__slices': 3, 'mesh__fsdp': 2},
+      'data.batch=8: must be a multiple of mesh.slices=3 * mesh.fsdp=2 * '
+      'mesh.expert=1 * inner.accumulate=1 = 6',
+    ),
+    ({'mesh__slices': 0}, 'mesh.slices=0: must be at least 1'),
     ({'mesh__tensor': 4}, 'must be a multiple of mesh.tensor=4'),
     ({'mesh__expert': 2}, "must be 1, model.kind='decoder' has no experts"),
     (

@@ -24,11 +24,16 @@ def test_learners_are_alike_unless_it_is_said():
 
 
 def test_one_and_a_range_of_ids():
-  found = setups('0: data.batch=8,mesh.fsdp=2 ; 2-3:hosts=2, accelerator=cpu')
+  found = setups(
+    '0: data.batch=8,mesh.fsdp=2 ; 1: mesh.slices=2; '
+    '2-3:hosts=2, accelerator=cpu'
+  )
   assert found[0].config.data.batch == 8
   assert found[0].config.mesh.devices == 2
   assert found[0].arguments == ('--config.data.batch=8', '--config.mesh.fsdp=2')
-  assert found[1].own == ()
+  mesh = found[1].config.mesh
+  assert (mesh.devices, mesh.slice_devices) == (2, 1)
+  assert mesh.product.startswith('mesh.slices=2 * mesh.fsdp=1')
   assert found[2] == found[3]
   assert found[2].machines == {'hosts': 2, 'accelerator': 'cpu'}
   assert found[2].arguments == ()

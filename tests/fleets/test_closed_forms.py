@@ -114,3 +114,20 @@ def test_scavenging_times_of_the_paper(extra, time):
 
 def test_scavenging_all_the_time_is_a_larger_fleet():
   assert systems.scavenging_time(1.0, 0.0, 1.0) == 0.5
+
+
+def test_few_slices_lose_a_share_while_one_is_away():
+  """A learner of three, for whom a repair takes far longer than a pause."""
+  pause_s, repair_s, until_s = 10.0, 500.0, 2e6
+  rate = 1 / 5000
+  g = systems.elastic_goodput(rate, pause_s)
+  expected = g * systems.slices_there(rate, repair_s, g, 3)
+  draw = failures.make('exponential', repair_s)
+  shares = []
+  for seed in SEEDS:
+    trace = failures.draw(rate, until_s, draw, random.Random(seed))
+    stops = failures.elastic(trace, pause_s, until_s)
+    there = failures.capacities(trace, stops, 1 / 3)
+    shares.append(failures.running_s(stops, there, until_s)[0] / until_s)
+  assert expected == pytest.approx(0.963, abs=0.001)
+  assert _meets(shares, expected)

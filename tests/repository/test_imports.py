@@ -22,8 +22,9 @@ CONFIG: diloco.config.config_files diloco.config.data_section
   diloco.config.pretrained
   diloco.config.run_config diloco.config.sections diloco.config.unlike
 SIMULATED: CONFIG diloco.config.simulation
-PLANNED: diloco.config.hardware diloco.config.sections diloco.fleets.systems
-  diloco.numerics.codec diloco.protocol diloco.sizing.memory
+PLANNED: diloco.config.hardware diloco.config.sections diloco.fleets.pauses
+  diloco.fleets.systems diloco.numerics.codec diloco.protocol
+  diloco.sizing.memory
 LOW: diloco.checkpoint diloco.data diloco.metrics diloco.models
   diloco.monitoring diloco.numerics diloco.protocol diloco.transport
 SIMULATOR: diloco.fleets diloco.simulator
@@ -62,7 +63,7 @@ diloco/config/pretrained.py: diloco.config diloco.models.hf_format
   diloco.models.kinds
 diloco/config/lab_section.py: diloco.config diloco.faults diloco.lab.lab_systems
 diloco/config/simulation.py: diloco.config diloco.fleets.failures
-  diloco.fleets.systems diloco.protocol
+  diloco.fleets.pauses diloco.fleets.systems diloco.protocol
 diloco/config/__main__.py: CHOICES SIMULATED absl diloco.fleets.failures
   diloco.fleets.systems diloco.protocol
 diloco/config/config_files.py: SIMULATED absl ml_collections

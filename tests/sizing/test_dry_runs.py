@@ -18,8 +18,8 @@ TINY = (
 )
 PLAN = ('diloco.plan', *TINY, '--topology=v5e-4')
 KINDS = (
-  '--config.unlike_learners=1: accelerator=v5p-16, mesh.fsdp=4, data.batch=16; '
-  '2: accelerator=gpu, gpus_per_host=4',
+  '--config.unlike_learners=1: accelerator=v5p-16, mesh.fsdp=4, '
+  'mesh.slices=2, data.batch=32; 2: accelerator=gpu, gpus_per_host=4',
 )
 # Nothing is opened but the CPU, and nothing is asked of the network.
 ALONE = {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '1'}
@@ -49,11 +49,12 @@ def planned():
 
 def test_the_screen_fits_and_says_who_compiled(planned):
   assert max(map(len, planned)) <= 80, max(planned, key=len)
-  assert len(planned) <= 44
+  assert len(planned) <= 48
   text = ' '.join(' '.join(planned).split())
   assert 'v5litepod-4: 4 chips of v5e (2x2)' in text
   assert "the CPU's compiler, for 4 forced devices (as was asked)" in text
   assert 'it fits: 0 % of the 16 GB of a v5e' in text
+  assert 'goodput wait 100 %' in text, 'a learner of one slice'
 
 
 def test_memory_of_a_chip_by_hand(planned):
@@ -78,6 +79,11 @@ def test_each_kind_of_learner_is_planned():
   first, second = lines[:at], lines[at : (end := lines.index('learner 2'))]
   assert any('for v5litepod-4: 4 chips' in line for line in first)
   assert any('for v5p-16: 8 chips' in line for line in second)
+  # Of two slices, one is compiled, with half of the batch.
+  assert second[1] == 'a learner of 2 slices; of one of them, by itself:'
+  assert any('a step of 16 · 32 tokens' in line for line in second)
+  assert any(line.startswith('goodput      wait') for line in first)
+  assert any(line.startswith('goodput      elastic') for line in second)
   assert 'the syncer, M = 3, N = 23,648' in first
   assert not any('the syncer' in line for line in second)
   assert _size_of(second, 'inner state') < _size_of(first, 'inner state')

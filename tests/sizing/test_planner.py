@@ -3,12 +3,15 @@
 
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 
 import pytest
 
 from diloco.config.sections import ConfigError
+from diloco.fleets import pauses, systems
+from diloco.fleets.pauses import MeasuredPause
 from diloco.sizing import planner
 from diloco.sizing.planner import HostSpeeds, Situation
 
@@ -165,7 +168,37 @@ def test_each_recovery_is_shown_and_which_a_launch_does():
   modes = [line[13:].split()[0] for line in text[first : first + 3]]
   assert modes == ['wait', 'restart', 'elastic']
   assert text[first].endswith('what a launch does')
-  assert text[first + 2].endswith('not built')
+  assert text[first + 2].endswith('takes several slices')
+
+
+def test_a_learner_of_several_slices_goes_on_without_one():
+  """g of the pauses, times what is left of three slices while one is away."""
+  setup = {'chips': 6, 'mtbi_days': 1.0, 'pause_s': 864.0, 'repair_s': 8640.0}
+  found = _changed(slices=3, **setup)
+  g = systems.elastic_goodput(3 / 86_400, 864.0)
+  there = 1 - 3 * g * 0.1 / 3
+  assert found.goodput['elastic'] == pytest.approx(g * there)
+  assert [*found.goodput] == ['elastic', 'wait', 'restart']
+  text = '\n'.join(planner.lines(found))
+  assert 'of a learner without 1 of 3' in text
+  assert re.search('goodput +elastic .*: what a launch does', text)
+  with pytest.raises(ConfigError, match=r'chips=5: .*learners=2 \* slices=3'):
+    _changed(slices=3, chips=5)
+
+
+def test_a_measured_pause_stands_beside_the_papers(monkeypatch):
+  text = '\n'.join(planner.lines(_changed(chips=10_000)))
+  assert "pause of the paper's fitted 13.7 s" in text
+  entry = MeasuredPause(1e7, 3, 1, 'cold', 0.5, 1.5, 'CPU', '2026', 'abc')
+  monkeypatch.setattr(pauses, 'measured', lambda: (entry,))
+  plan = _changed(chips=10_000, slices=3)
+  text = ' '.join('\n'.join(planner.lines(plan)).split())
+  one = f'{100 * plan.goodput_with("elastic", 1.0):.4g} %'
+  assert (
+    f'elastic {one} with a pause of 1 s (measured here: 10 M, 3 slices of 1 '
+    'host, CPU, cold)'
+  ) in text
+  assert plan.goodput_with('elastic', 1.0) > plan.goodput['elastic']
 
 
 @pytest.mark.parametrize(
@@ -182,13 +215,19 @@ def test_each_recovery_is_shown_and_which_a_launch_does():
       'chips': 1024,
       'hosts': 64,
       'step_tokens': 2**20,
+      'slices': 12,
     },
     {'params': 5e12, 'accelerator': 'v6e-1', 'chips': 4, 'step_tokens': 1},
   ],
 )
-def test_the_screen_fits(values):
+def test_the_screen_fits(values, monkeypatch):
+  long = MeasuredPause(
+    1e9, 12, 64, 'cold', 1 / 3, 1.0, 'AMD EPYC 7B13, 240 cores', '2026', 'abc'
+  )
+  measured = long, dataclasses.replace(long, how='standby')
+  monkeypatch.setattr(pauses, 'measured', lambda: measured)
   shown = list(planner.lines(_changed(LARGE, **values)))
-  assert len(shown) <= (46 if 'accelerator' in values else 42)
+  assert len(shown) <= (50 if 'accelerator' in values else 46)
   assert max(map(len, shown)) <= 80, max(shown, key=len)
 
 
@@ -278,6 +317,9 @@ def test_learners_on_slices():
   assert planner.parse_slices('v5e-8')[0] == 1
   # 6 · 10⁹ · 10⁶ FLOPs at 40 % of 8 · 459 TFLOP/s.
   assert planner.step_seconds(of, 6e15) == pytest.approx(6e15 / 1.4688e15)
+  one, three = (planner.on_slices('4xv5p-16', 6e15, 1, n) for n in (1, 3))
+  assert three['chips'] == 3 * one['chips'] == 4 * 3 * 8
+  assert three['step_s'] == pytest.approx(one['step_s'] / 3)
 
 
 def test_what_is_said_twice_is_refused():

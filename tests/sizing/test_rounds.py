@@ -61,6 +61,27 @@ def test_four_times_the_chips_and_the_batch_weigh_sixteen_times(short):
   assert large[7] == pytest.approx(100 * 16 / 19, abs=2)
 
 
+def test_a_learner_of_slices_is_as_many_and_goes_on_without_one():
+  given = recipe.get_config('learners=4,scale=150m')
+  given.data.path = 'unread'
+  given.unlike_learners = '3: mesh.slices=4, data.batch=256'
+  config = run_config.build(given)
+  shown, steps_s = [], []
+  for i in (0, 3):
+    setup = unlike.setups(config, 4)[i]
+    slice_ = estimate.slice_of(setup, 'v5e-4')
+    kind = (i,), setup.config, slice_
+    shown.append([*rounds.failure_lines(config, kind, 10.0, 0.05, pause_s=2.0)])
+    assert max(map(len, shown[-1])) <= 80
+    data = run_config.with_slices(setup.config, 1).data
+    steps_s.append(rounds.step_s(setup.config, slice_))
+    assert data.batch == 64
+  assert steps_s[0] == steps_s[1] == pytest.approx(0.499, abs=0.001)
+  assert [lines[1].split()[1] for lines in shown] == ['wait', 'elastic']
+  assert shown[1][0].endswith('in 16 chips; of a learner without 1 of 4')
+  assert 'pause of 2 s (as given)' in ' '.join(shown[1])
+
+
 def test_a_learner_that_is_nine_times_as_fast_leaves_others_behind(short):
   text = '3: accelerator=v5p-16, mesh.fsdp=8, data.batch=32'
   slow, fast = _rows(_lines(text))

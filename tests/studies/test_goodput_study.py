@@ -7,12 +7,16 @@ import pytest
 
 from diloco.config import simulation
 from diloco.config.sections import ConfigError
+from diloco.fleets import pauses
+from diloco.fleets.pauses import MeasuredPause
 from diloco.fleets.systems import DECOUPLED
+from diloco.library import questions
 from diloco.pages.parts import Chart, Table
 from diloco.studies import goodput
 from diloco.studies import study as studies
 from diloco.studies.goodput import Row
 from experiments import goodput as experiment
+from experiments import scavenging
 
 MODES = ['wait', 'restart', 'elastic']
 
@@ -104,6 +108,61 @@ def test_the_paper_stands_beside_its_own_setting(report):
   assert _values(table, '600k', by='paper', learners=4) == [89]
   assert _values(table, 'recovery', by='paper', learners=4) == ['elastic']
   assert 'against the paper' in ' '.join(table.notes)
+
+
+def _checked(**sections):
+  """The cheap cells: three of elastic data-parallel, that hold."""
+  study = {'systems': ('elastic data-parallel',), 'learner_hours': 0.5}
+  study['chips'] = (300_000, 600_000, 2_400_000)
+  return goodput.check(_config(study, **sections), say=lambda line: None)
+
+
+def test_the_simulator_meets_the_paper():
+  page, holds = _checked()
+  table = _part(page, 'check')
+  assert holds, table
+  assert _values(table, 'paper') == [80, 69, 40]
+  for simulated, paper, off in zip(
+    *(_values(table, x) for x in ('simulated', 'paper', 'difference'))
+  ):
+    assert off == pytest.approx(simulated - paper)
+  assert table.notes[-1].startswith('It holds')
+
+
+@pytest.mark.parametrize(
+  'fault', [{'pause_s': 20.0}, {'pause_s': 8.0}, {'mtbi_days': 500.0}]
+)
+def test_a_planted_fault_fails_the_check(fault):
+  page, holds = _checked(failures=fault)
+  assert not holds
+  assert _part(page, 'check').notes[-1].startswith('IT DOES NOT HOLD')
+
+
+def test_one_cell_that_is_far_off_fails_the_check(monkeypatch):
+  """The mean alone would hide it."""
+  monkeypatch.setattr(goodput, 'CHECK_MEAN', 100.0)
+  assert _checked()[1]
+  assert not _checked(failures={'pause_s': 20.0})[1]
+
+
+def test_a_check_of_nothing_is_refused():
+  with pytest.raises(ConfigError, match='Table 1 has none of study'):
+    goodput.check(_config({'chips': (1000,)}), say=lambda line: None)
+  with pytest.raises(ConfigError, match='goodput, not of scavenging'):
+    questions.check(simulation.build(scavenging.get_config()))
+
+
+def test_a_measured_pause_is_a_row_of_its_own(monkeypatch):
+  entry = MeasuredPause(1e7, 3, 1, 'cold', 0.5, 1.5, 'CPU', '2026', 'abc')
+  monkeypatch.setattr(pauses, 'measured', lambda: (entry,))
+  report = _report(_config({'systems': ('elastic data-parallel',)}))
+  (own,) = _values(
+    _part(report, 'goodput'), '2.4M', by='closed form, pause 1 s'
+  )
+  assert own == pytest.approx(87.5, abs=0.1)
+  said = ' '.join(report.paragraphs)
+  assert "a reconfiguration takes the paper's fitted 13.7 s" in said
+  assert '1 s, measured here: 10 M, 3 slices of 1 host, CPU, cold' in said
 
 
 def test_the_paper_says_nothing_of_other_settings():

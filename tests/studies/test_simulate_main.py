@@ -107,6 +107,21 @@ def test_the_launcher_says_so_of_a_simulation(tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+def test_a_check_that_fails_ends_with_1(tmp_path):
+  """A planted fault: another pause."""
+  done = start(
+    '--config=experiments/goodput.py:quicktest',
+    "--config.study.systems=('elastic data-parallel',)",
+    '--config.study.chips=(2_400_000,)',
+    '--config.failures.pause_s=30.0',
+    f'--outdir={tmp_path}',
+    '--check',
+  )
+  assert done.returncode == 1, done.stderr
+  assert 'IT DOES NOT HOLD' in done.stdout
+  assert done.stdout.splitlines()[-1].endswith(' --check')
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
   said = refused(f'--replay={tmp_path}')
   assert said.startswith('error: replay: ')
