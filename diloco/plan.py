@@ -25,7 +25,7 @@ from absl import flags
 
 from diloco import callables
 from diloco.config import flags as config_flags
-from diloco.config import unlike
+from diloco.config import run_config, unlike
 from diloco.config.sections import ConfigError
 from diloco.data.sources import IN_MEMORY
 from diloco.library import questions
