@@ -2,12 +2,14 @@
 """Starts any command by one name: python -m diloco COMMAND …
 
 The script `diloco` is the same. Each command is a main of its own, which is
-started in place of this process; none is imported here.
+started in place of this process; none is imported here. An experiment that is
+a program by itself is named by its file: python -m diloco experiments/NAME.py …
 """
 
 import difflib
 import os
 import pathlib
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -75,7 +77,9 @@ SUCCESSORS = {
 REMOVED = {
   'netbench': 'was removed after 0.1.0; docs/links.md has what it measured'
 }
-BESIDE = 'launch'  # In a checkout it stands beside diloco, installed in it.
+# In a checkout they stand beside diloco, installed in it.
+BESIDE, EXPERIMENTS = 'launch', 'experiments'
+EXPERIMENT = re.compile(rf'{EXPERIMENTS}/(\w+)\.py')
 
 
 def usage() -> str:
@@ -89,12 +93,18 @@ def usage() -> str:
       *lines,
       '',
       'diloco COMMAND --help lists the flags of a command; diloco --version.',
+      'diloco experiments/NAME.py … runs an experiment that is a program.',
     ]
   )
 
 
 def problem(command: str) -> str | None:
   """Returns what is wrong with a command; None: nothing."""
+  if EXPERIMENT.fullmatch(command):
+    beside = HERE if (HERE / EXPERIMENTS).is_dir() else HERE.parent
+    if any((path / command).is_file() for path in (pathlib.Path(), beside)):
+      return None
+    return f'{command}: no such file here, nor among those of diloco'
   if command in REMOVED:
     return f'{command}: {REMOVED[command]}'
   if command not in COMMANDS:
@@ -106,8 +116,12 @@ def problem(command: str) -> str | None:
 
 def module_of(command: str) -> str:
   """Returns the module that a command starts."""
-  module = COMMANDS[command][0]
-  is_inside = module.startswith(f'{BESIDE}.') and (HERE / BESIDE).is_dir()
+  experiment = EXPERIMENT.fullmatch(command)
+  module = (
+    f'{EXPERIMENTS}.{experiment[1]}' if experiment else COMMANDS[command][0]
+  )
+  package = module.partition('.')[0]
+  is_inside = package in (BESIDE, EXPERIMENTS) and (HERE / package).is_dir()
   return f'diloco.{module}' if is_inside else module
 
 
@@ -141,7 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   checkout = '' if (HERE / BESIDE).is_dir() else str(HERE.parent)
   places = [os.getcwd(), checkout, os.environ.get('PYTHONPATH', '')]
   os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, places))
-  words = ['-m', module_of(words[0]), *words[1:]]
+  is_experiment = EXPERIMENT.fullmatch(words[0])
+  if not (is_experiment and pathlib.Path(words[0]).is_file()):
+    words = ['-m', module_of(words[0]), *words[1:]]
   print(end='', flush=True)
   os.execv(sys.executable, [sys.executable, *words])
   raise AssertionError(shlex.join(words))  # It does not come back.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training loop of your own, in plain JAX, as a learner of a run.
 
-    python experiments/own_loop.py runs/own                     # the syncer
-    python experiments/own_loop.py runs/own 127.0.0.1:PORT 0    # learners 0, 1
+    diloco experiments/own_loop.py runs/own                     # the syncer
+    diloco experiments/own_loop.py runs/own 127.0.0.1:PORT 0    # learners 0, 1
 
 Kill a learner and start it again: it goes on. They learn to add two digits.
 """

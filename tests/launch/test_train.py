@@ -129,6 +129,23 @@ def test_an_installation_has_launch_in_the_package(tmp_path, monkeypatch):
   monkeypatch.setattr(commands, 'HERE', tmp_path)
   assert commands.module_of('train') == 'diloco.launch.train'
   assert commands.module_of('plan') == 'diloco.plan'
+  program = 'experiments/own_loop.py'
+  assert commands.module_of(program) == 'experiments.own_loop'
+  (tmp_path / 'experiments').mkdir()
+  assert commands.module_of(program) == 'diloco.experiments.own_loop'
+
+
+def test_an_experiment_that_is_a_program_runs_anywhere(tmp_path):
+  words = 'dialogues.jsonl', 'asked.jsonl'
+  done = call(tmp_path, 'experiments/dialogues.py', *words)
+  assert done.returncode == 0, done.stderr
+  assert {path.name for path in tmp_path.iterdir()} == {*words}
+  done = call(tmp_path, 'experiments/absent.py')
+  assert done.returncode == 78
+  assert done.stderr == (
+    'error: experiments/absent.py: no such file here, nor among those of '
+    'diloco\n'
+  )
 
 
 def test_a_command_starts_elsewhere_and_its_exit_code_comes_back(tmp_path):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loop of one's own: what it may hand over, and what is refused."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,3 +120,20 @@ def test_moments_lie_with_their_parameters():
     'count': (),
   }.items():
     assert exchange.state_splits(name)(partition) == splits
+
+
+@pytest.mark.parametrize(('peak', 'has_room'), [(760, True), (761, False)])
+def test_a_copy_goes_to_the_host_where_the_device_lacks_room(peak, has_room):
+  """17 values, as many moments and a count: a copy takes 140 bytes."""
+  tree, exchange = programs(params(), {'mu': params(), 'count': jnp.zeros(())})
+  stats = {'peak_bytes_in_use': peak, 'bytes_limit': 1000}
+  device = types.SimpleNamespace(memory_stats=lambda: stats)
+  exchange._mesh = types.SimpleNamespace(local_devices=[device])
+  exchange.compile_copy_all()
+  on_device, copy = [], exchange._copy_all
+  exchange._copy_all = lambda arrays: on_device.append(arrays) or copy(arrays)
+  flat = tree.flat(params())
+  copied, _ = exchange.copy_all(flat, {})
+  assert bool(on_device) == has_room
+  for name, x in flat.items():
+    np.testing.assert_array_equal(copied[name], x)

@@ -17,6 +17,8 @@ PAGE = 'docs/api.md'
 SECTION = re.compile(
   r'^### `(\w+)\(([^\n]*)\)`\n(.*?)(?=^##|\Z)', re.MULTILINE | re.DOTALL
 )
+# `* [section](#…): names`, of the list at the beginning.
+LISTED = re.compile(r'^\* \[[\w ]+\]\(#[\w-]+\): ((?:.+\n)(?:  .+\n)*)', re.M)
 EXAMPLE = re.compile(r'^```(?:python|text)\n(.*?)^```$', re.M | re.DOTALL)
 LINES_MAX = 6  # Of an example: `import diloco`, and five more.
 FRESH = """
@@ -40,6 +42,9 @@ def test_names_are_those_of_the_page_and_of_a_fresh_process():
   assert listed.split() == sorted(diloco.__all__) == sorted(diloco.PLACES)
   assert (loaded, has_jax) == ('[]', 'False')
   assert sorted(_sections()) == sorted(diloco.__all__)
+  lists = LISTED.findall((tree.ROOT / PAGE).read_text())
+  named = [name for each in lists for name in re.findall(r'`(\w+)`', each)]
+  assert sorted(named) == sorted(diloco.__all__)
 
 
 @pytest.mark.parametrize('name', diloco.__all__)

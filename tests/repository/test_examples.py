@@ -3,7 +3,8 @@
 
 Each block has a namespace of its own; those of a page run in order in one
 folder, so that a run that one of them makes can be opened by the next. What
-needs a TPU, a cluster or a minute is marked as text.
+needs a TPU, a cluster or a minute is marked as text. `test_installed_pages`
+runs them as a reader of the wheel, with the commands between ```sh and ```.
 """
 
 import json
@@ -18,7 +19,7 @@ from tests.commands import output
 from tests.repository import tree
 
 PAGES = ('README.md', 'docs/*.md')
-BLOCK = re.compile(r'^```python\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 # Code that is indented instead, and so not run: an import, or a definition.
 UNMARKED = re.compile(
   r'^    (?:import \w+$|import \w+, |from [\w.]+ import |def \w+\()',
@@ -26,11 +27,20 @@ UNMARKED = re.compile(
 )
 
 
-def blocks(text: str) -> list[tuple[int, str]]:
-  """Returns the blocks of a page, each with the number of its first line."""
+def all_blocks(text: str) -> list[tuple[int, str, str]]:
+  """Returns number of the first line, language and text of a page's blocks."""
   return [
-    (text.count('\n', 0, found.start(1)) + 1, found[1])
+    (text.count('\n', 0, found.start(2)) + 1, found[1], found[2])
     for found in BLOCK.finditer(text)
+  ]
+
+
+def blocks(text: str) -> list[tuple[int, str]]:
+  """Returns the blocks of Python, each with the number of its first line."""
+  return [
+    (line, block)
+    for line, language, block in all_blocks(text)
+    if language == 'python'
   ]
 
 
