@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 
-from diloco.config.hardware import GROUP_SECRET, WANTED
+from diloco.config.hardware import GROUP_SECRET
+from diloco.protocol.host_messages import WANTED
 from diloco.transport import sockets
 from launch.parent_death import dying_with_parent
 from launch.program import Role

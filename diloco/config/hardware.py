@@ -18,9 +18,6 @@ from diloco.config.sections import ConfigError
 PLATFORMS = 'JAX_PLATFORMS'
 # By which a launcher lets the hosts of one learner know each other; made anew
 # at each start, beside the token of the run.
-# In the folder of a learner's --memory: it is to end its world at the next
-# boundary, as another slice is to take part.
-WANTED = 'wanted'
 GROUP_SECRET = 'DILOCO_GROUP_SECRET'
 CPU = 'cpu'
 WORLD_OF_SLICES = 'MEGASCALE_'  # libtpu joins slices that have these.

@@ -19,7 +19,6 @@ from diloco.metrics.jsonl import read_jsonl, renewed
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.protocol.config import blending_of
 from diloco.protocol.incarnation import process_of
-from diloco.run.event_log import OF_ITS_OWN
 
 # Pending as a world of slices ended, after the boundary in their memory.
 SLICE = 'slice'
@@ -425,7 +424,7 @@ class _Reader:
     in_memory = collections.defaultdict(list)  # Boundaries gone on from.
     for mine in begun.values():
       begin = next(line for line in mine if line['kind'] == 'Begin')
-      if begin['source']['kind'] == 'slice':
+      if begin['source']['kind'] == SLICE:
         in_memory[begin['source']['process']].append(begin['step'])
     saves: dict[tuple[int, int], list[int]] = {}
     for number, mine in begun.items():
@@ -499,7 +498,7 @@ class _Reader:
     step, source = begin['step'], begin['source']
     if self._anew:
       return [begin['tokens']] * self._fragments
-    own = source['kind'] in OF_ITS_OWN
+    own = source['kind'] in ('checkpoint', SLICE)
     if own and (source['process'], step) in saves:
       return saves[source['process'], step]
     own = [counts for (_, at), counts in saves.items() if at == step]
@@ -524,7 +523,7 @@ class _Reader:
         process.end = QUARANTINED
       elif i + 1 < len(begun):
         after = next(x for x in later[i] if x['kind'] == 'Begin')
-        in_memory = after['source']['kind'] == 'slice'
+        in_memory = after['source']['kind'] == SLICE
         died = SLICE if in_memory else DIED
         process.end = LEFT if ceased else died
       elif self._over and not ceased:

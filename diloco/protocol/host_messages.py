@@ -11,6 +11,10 @@ an offer is its handle, of a donation its first one.
 from diloco.protocol.messages import Part, Payload, SessionKey
 from diloco.protocol.values import Value
 
+# A file in the folder of a learner's --memory: its world is to end at the next
+# boundary, as another slice is to take part.
+WANTED = 'wanted'
+
 
 class FromLeadingHost(Value):
   """A message that the leading host may send to the others."""

@@ -25,9 +25,9 @@ import jax
 import numpy as np
 
 from diloco.checkpoint.arrays import BrokenRecord, boxes_of, named
-from diloco.config.hardware import WANTED
 from diloco.numerics import boxes, native
 from diloco.numerics.boxes import Box
+from diloco.protocol.host_messages import WANTED
 
 LENGTH = 8  # Bytes of the header's length, little-endian.
 Boxes = list[tuple[Box, np.ndarray]]
