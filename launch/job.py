@@ -418,6 +418,11 @@ def _place_problems(
       f'--capacity={asked.capacity}, --reservation={asked.reservation}: a '
       'reservation needs its name, and the others have none'
     )
+  if config.mesh.slices > 1:
+    yield (
+      f'config.mesh.slices={config.mesh.slices}: must be 1, only `diloco local` '
+      'has learners of several slices yet'
+    )
   # JAX has one device for a chip, and one for all CPU cores.
   devices = chosen.hosts * max(chosen.chips_per_host, 1)
   if config.mesh.devices != devices:

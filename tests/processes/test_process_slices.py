@@ -18,7 +18,7 @@ from launch.program import Role
 from launch.supervisor import ProcessEvent, Supervisor
 from tests.processes.processes import ENDLESS, REPOSITORY, START_S, Processes
 
-pytestmark = pytest.mark.beside
+pytestmark = [pytest.mark.beside, pytest.mark.soak]
 
 FRAGMENTS = 2  # Of `tests_tiny`.
 SLICES, ROWS = 3, 2  # Rows of a slice.
@@ -161,6 +161,7 @@ def test_each_world_goes_on_from_a_boundary_of_the_last(run):
   for before, after in itertools.pairwise(worlds):
     firsts = [lines[0] for lines in after.values()]
     step = firsts[0]['step']
+    # Of the first world all lines, of the others what came out of memory, too.
     old = {line['step']: line for lines in before.values() for line in lines}
     # Nothing but the step that was under way is lost.
     assert max(old) - 1 <= step <= max(old)
@@ -177,7 +178,8 @@ def test_no_row_is_trained_twice_and_the_ledger_balances(run):
   for world, after in zip(worlds, [*worlds[1:], None]):
     lines = max(world.values(), key=len)
     until = after and next(iter(after.values()))[0]['step']
-    for line in lines:
+    steps = {line['step']: line for line in lines}
+    for line in steps.values():
       if until is None or line['step'] < until:
         rows += range(line['rows'], line['rows'] + line['batch'])
   assert rows == list(range(len(rows)))
@@ -185,4 +187,4 @@ def test_no_row_is_trained_twice_and_the_ledger_balances(run):
     run.processes.workdir, FRAGMENTS
   ).items():
     assert row.unexplained == 0, (where, row)
-    assert dict(row.lost).keys() <= {token_ledger.SLICE, token_ledger.LEFT}, row
+    assert dict(row.lost)[token_ledger.SLICE] > 0, row
