@@ -420,8 +420,8 @@ def _place_problems(
     )
   if config.mesh.slices > 1:
     yield (
-      f'config.mesh.slices={config.mesh.slices}: must be 1, only `diloco local` '
-      'has learners of several slices yet'
+      f'config.mesh.slices={config.mesh.slices}: must be 1, only `diloco '
+      'local` has learners of several slices yet'
     )
   # JAX has one device for a chip, and one for all CPU cores.
   devices = chosen.hosts * max(chosen.chips_per_host, 1)
