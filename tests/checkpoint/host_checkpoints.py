@@ -24,6 +24,7 @@ from diloco.config import run_config
 from diloco.learner import restore
 from diloco.learner.hosts.process_group import HEARTBEAT_S
 from diloco.learner.programs import LearnerPrograms
+from diloco.protocol import host_messages
 from diloco.run.payload_parts import boxes_of
 from diloco.run.spec import make_run_spec
 from experiments import tests_tiny
@@ -92,9 +93,10 @@ class Host:
     return self.records.wait(SAVE_S) and not self.records.failed
 
   def restore(self) -> restore.RestoredState:
-    newest = self.records.newest_step
-    step = newest if self.hosts > 1 else None  # As `HostGroup.agree` does.
-    return restore.restore(self.run_spec, self.programs, self.records, step)
+    source = None
+    if self.hosts > 1:  # As `HostGroup.agree` does.
+      source = host_messages.RestoreFrom(self.records.newest_step)
+    return restore.restore(self.run_spec, self.programs, self.records, source)
 
   def write_boxes(self, name: str, params, state, bases):
     """Writes what this host has, box by box."""

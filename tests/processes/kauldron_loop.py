@@ -96,10 +96,7 @@ class Begin(kd.ckpts.NoopTransform):
 
 def train(workdir, syncer, m, sync, batch=own_loop.batch):
   """Trains to the end of the run; returns Θ."""
-  mine = (
-    f'{workdir}/kauldron-{m}',
-    10 * sync.steps,
-  )  # Steps: the run ends first.
+  mine = f'{workdir}/kauldron-{m}', 10 * sync.steps  # The run ends first.
   state = trainer(*mine).init_state()
   given = syncer, state.params, state.replace(params=None)
   with diloco.Learner(*given, learner=m, sync=sync, workdir=workdir) as run:
