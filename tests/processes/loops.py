@@ -8,8 +8,9 @@
     python -m tests.processes.loops --workdir=DIR syncer|HOST:PORT kauldron ...
     python -m tests.processes.loops --workdir=DIR alone kauldron
 
-A loop waits for data at position `GATE` until the file 'go' is in the workdir,
-so that a test can do something on the way, however slow the machine is.
+A loop's data come slowly from position `GATE` on until the file 'go' is in the
+workdir, so that a test can do something on the way, however slow the machine
+is. It goes on making steps: one that waited could not give its state to another.
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ from diloco.metrics.workdir import Workdir
 from experiments import own_loop
 
 GATE, STEPS = 120, 160
+SLOW_S = 4.0  # A step; the syncer takes one that is silent for 10 s for dead.
 SYNC = dataclasses.replace(
   own_loop.SYNC,
   steps=STEPS,
@@ -167,7 +169,10 @@ def main(
     return
 
   def batch(number, position):
-    while position >= GATE and not (workdir / 'go').exists():
+    until_s = time.monotonic() + SLOW_S
+    while position >= GATE and time.monotonic() < until_s:
+      if (workdir / 'go').exists():
+        break
       time.sleep(0.02)
     return own_loop.batch(number, position)
 

@@ -24,7 +24,12 @@ MODULE = 'tests.processes.loops'
 AS_GOOD = 1.1
 
 
-@pytest.mark.parametrize('kind', ['plain', 'nnx', 'sharded'])
+SOAK = [
+  pytest.param(kind, marks=pytest.mark.soak) for kind in ('nnx', 'sharded')
+]
+
+
+@pytest.mark.parametrize('kind', ['plain', *SOAK])
 def test_a_loop_of_ones_own_dies_and_comes_back(kind, tmp_path):
   dies_and_comes_back(kind, tmp_path)
 
