@@ -10,7 +10,7 @@
 
 A loop's data come slowly from position `GATE` on until the file 'go' is in the
 workdir, so that a test can do something on the way, however slow the machine
-is. It goes on making steps: one that waited could not give its state to another.
+is. It goes on making steps: one that waited could not give its state away.
 """
 
 import dataclasses
