@@ -9,6 +9,7 @@ import pytest
 
 from diloco.checkpoint import orbax_files, store
 from diloco.learner import restore
+from diloco.protocol import host_messages
 from diloco.protocol.learner import events as learner_events
 from tests.checkpoint import lone_learner
 
@@ -201,6 +202,7 @@ def test_hosts_go_on_from_one_step_and_set_newer_ones_aside(run_spec, learner):
     learner.loop._save()
     assert learner.records.wait(SAVE_S)
   assert learner.records.readable() == (3, 5)
-  found = restore.restore(run_spec, learner.programs, learner.records, 3)
+  source = host_messages.RestoreFrom(3)
+  found = restore.restore(run_spec, learner.programs, learner.records, source)
   assert found.source.kind == 'checkpoint'
   assert learner.records.readable() == (3,)
