@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slices of a learner take part, and when one comes back.
+"""The slices of a learner that take part, and when one comes back.
 
 No process and no clock here: `supervisor` tells what has ended, and asks.
 """

@@ -76,11 +76,11 @@ class MeasuredPause:
 
   @property
   def setup(self) -> tuple:
-    """What it is of; a file has one entry for each."""
+    """The key of an entry: model, slices, hosts, way and machine."""
     return self.params, self.slices, self.hosts, self.how, self.machine
 
   def __str__(self) -> str:
-    """Such as 'measured here: 10 M, 3 slices of 1 host, CPU, standby'."""
+    """Formats an entry: 'measured here: 10 M, 3 slices of 1 host, CPU, …'."""
     hosts = f'{self.hosts} host{"s" if self.hosts > 1 else ""}'
     return (
       f'measured here: {self.params / 1e6:.4g} M, {self.slices} slices of '
@@ -90,7 +90,7 @@ class MeasuredPause:
 
 @functools.cache
 def measured() -> tuple[MeasuredPause, ...]:
-  """Returns what comes with the package; it may be nothing."""
+  """Returns the measured pauses of the package; there may be none."""
   return _parse((importlib.resources.files('diloco.fleets') / FILE).read_text())
 
 

@@ -120,7 +120,7 @@ class StepPrograms(ExchangePrograms):
 
   @functools.cached_property
   def frozen(self) -> Params:
-    """What is not trained, on the devices; read or drawn at the first use."""
+    """Frozen parameters on the devices; read or drawn at the first use."""
     places = {path: x.sharding for path, x in self.frozen_like.items()}
     return frozen_arrays(self._run_spec, places, self._mesh)
 

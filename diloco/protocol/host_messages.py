@@ -117,7 +117,7 @@ class EndAt(FromLeadingHost):
 
 
 class RestoreFrom(FromLeadingHost):
-  """What all hosts resume from."""
+  """Resume from this checkpoint or boundary, on all hosts."""
 
   step: int  # Of the checkpoint, or boundary; −1 means none.
   # Slice whose memory has that boundary: its number in this world; −1: it is a

@@ -369,7 +369,7 @@ class RunPlan:
 
   @property
   def recovery(self) -> str:
-    """What a launch does with a learner that loses a slice."""
+    """The recovery of a learner that loses a slice, in a launch."""
     return systems.launched(self.situation.slices)
 
   def goodput_with(self, name: str, pause_s: float | None = None) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which slices take part: lost, back, and kept out for longer if they flap."""
+"""Slices are lost, come back, and are kept out for longer if they flap."""
 
 from launch.slices import DELAY_MAX_S, FLAPS_S, LiveSlices
 

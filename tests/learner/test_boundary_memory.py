@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What slices keep of a boundary, and from which of them a learner goes on."""
+"""Boundaries in the memory of slices, and that from which a learner goes on."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host holds of a boundary, in memory that outlives its process.
+"""A host's part of a boundary, in memory that outlives its process.
 
 A learner of several slices loses one, and all of its processes with it: the
 world of `jax.distributed` dies as one. What is left of the boundary lies in the
 memory of the surviving hosts. Each writes its part to a file of a file system
-in memory, from a thread of its own, as the main one may wait in a collective
-for ever; the processes that take over read it from there.
+in memory, from whichever thread sees the end first, as the main one may wait in
+a collective for ever; the processes that take over read it from there.
 
 A file is one host's part of one boundary: a header of JSON, its length before
 it, then the bytes of the boxes, each with a CRC in the header. It is written
@@ -61,7 +61,7 @@ class Boundary:
 
 @dataclasses.dataclass(frozen=True)
 class StoredBoundary:
-  """The same, as it was read; arrays as boxes by name."""
+  """A `Boundary` as it was read from memory; arrays as boxes by name."""
 
   step: int
   progress: str
@@ -122,7 +122,7 @@ class BoundaryMemory:
     return None
 
   def read(self) -> StoredBoundary | None:
-    """Returns what the last process of this slice and part has written.
+    """Returns the boundary that the last process of this host has written.
 
     Raises:
       BrokenRecord: it is damaged.
