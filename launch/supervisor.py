@@ -9,6 +9,7 @@ import dataclasses
 import os
 import pathlib
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from launch.slices import LiveSlices
 Tell = Callable[[str, str, int, str], None]  # Process, event, pid, detail.
 LINGER_S = 30.0  # From the run's end until remaining processes are stopped.
 POLL_S = 0.05
+SERVES_S = 60.0  # Within which JAX's service listens; it imports jax first.
 WORLD_ENDS_S = 15.0  # Within which other slices write their boundary.
 SHARED_MEMORY = '/dev/shm'
 DISMISSED = 'it was dismissed'  # The end of an event's detail.
@@ -294,7 +296,9 @@ class RoleProcesses:
     at = sockets.join(sockets.LOOPBACK, sockets.free_port(sockets.LOOPBACK))
     self._coordination.stdin.write(f'{hosts} {at}\n')
     self._coordination.stdin.flush()
-    if self._coordination.stdout.readline().strip() != at:
+    answer = self._coordination.stdout
+    there, *_ = select.select([answer], [], [], SERVES_S)
+    if not there or answer.readline().strip() != at:
       raise RuntimeError(f'{self.role.name}: JAX does not serve at {at}')
     return at
 
@@ -490,6 +494,8 @@ class Supervisor:
     old = self._groups.get(role.name)
     assert old is None or old.state == DEAD, f'a name twice: {role.name}'
     self._dismissed.discard(role.name)
+    if old is not None:
+      old.forget()
     self._groups[role.name] = RoleProcesses(
       role, self._tell, self._linger_s, self._restart_delay_s
     )

@@ -67,7 +67,6 @@ class StoredBoundary:
   progress: str
   arrays: dict[str, Boxes]  # As `named` has them, of 'params' and 'optimizer'.
   bases: dict[int, dict[str, np.ndarray]]
-  crcs: dict[str, list[int]]  # Of the boxes, by name; of bases with 'bases/'.
 
   def read(self, name: str, box: Box) -> np.ndarray | None:
     """Returns a box of an array; None: it is not all here."""
@@ -136,7 +135,7 @@ class BoundaryMemory:
     header = json.loads(mapped[LENGTH:first])
     if header['identity'] != self._identity:
       return None  # Of another run that had this name.
-    arrays, bases, crcs = {}, {}, {}
+    arrays, bases = {}, {}
     for name, stored in header['arrays'].items():
       found = []
       for box, dtype, shape, offset, crc in stored:
@@ -147,16 +146,13 @@ class BoundaryMemory:
         if native.crc32(_bytes(x)) != crc:
           raise BrokenRecord(f'{self.path}: {name} {box} is damaged')
         found.append((tuple(map(tuple, box)), x))
-        crcs.setdefault(name, []).append(crc)
       group, _, rest = name.partition('/')
       if group == 'bases':
         fragment, _, box_name = rest.partition('/')
         bases.setdefault(int(fragment), {})[box_name] = found[0][1]
       else:
         arrays[name] = found
-    return StoredBoundary(
-      header['step'], header['progress'], arrays, bases, crcs
-    )
+    return StoredBoundary(header['step'], header['progress'], arrays, bases)
 
   def _write(self, boundary: Boundary):
     tree = {'params': boundary.params, 'optimizer': boundary.inner_state}
