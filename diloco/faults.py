@@ -15,6 +15,7 @@ from typing import Any, Protocol
 LEARNER = 'learner'
 SERVER = 'syncer'  # The syncer, and its shards.
 HOST = 'host'  # One process of a learner of several hosts.
+SLICE = 'slice'  # One of a learner's slices, named as its first host is.
 NEWCOMER = 'newcomer'  # An id that was not there before.
 MEMBER = 'member'  # A learner, which does not come back.
 
@@ -103,6 +104,15 @@ class FaultStage(Protocol):
 
   def kill_donor(self, target: str) -> None:
     """SIGKILL for a learner that gives its state, else for the target."""
+
+  def kill_slice(self, target: str) -> None:
+    """SIGKILL for all of a slice; the launcher takes it back later."""
+
+  def lose_slice(self, target: str) -> None:
+    """The same, and it stays away."""
+
+  def return_slice(self, target: str) -> None:
+    """Takes back all slices of a learner."""
 
   def pause(self, target: str) -> None:
     """SIGSTOP."""
@@ -204,6 +214,20 @@ KINDS = {
     'kill -9 of one process of a learner of several hosts',
     (HOST,),
     ('kill',),
+    is_outage=True,
+  ),
+  'kill_slice': Kind(
+    'kill -9 of a slice, whose learner goes on without it',
+    (SLICE,),
+    ('kill_slice',),
+    is_outage=True,
+  ),
+  'slice_away': Kind(
+    'the same, and the slice stays away',
+    (SLICE,),
+    ('lose_slice',),
+    ('return_slice',),
+    (20.0, 60.0),
     is_outage=True,
   ),
   'kill_donor': Kind(

@@ -24,7 +24,7 @@ from diloco.config import flags as config_flags
 from diloco.config.sections import ConfigError
 from diloco.metrics.run_progress import ProgressLine, count
 from diloco.simulator import swarm
-from diloco.simulator.scenario import BURDENED_FROM
+from diloco.simulator.scenario import SLICED_FROM
 
 _SEEDS = flags.DEFINE_string('seeds', '0:1000', 'first:last, without the last.')
 _SEED = flags.DEFINE_integer(
@@ -115,7 +115,7 @@ def _surveys(
 
 def _seeds() -> range:
   if _FRESH.value is not None:
-    first = BURDENED_FROM + secrets.randbits(40)
+    first = SLICED_FROM + secrets.randbits(40)
     print(f'--seeds={first}:{first + _FRESH.value}')
     return range(first, first + _FRESH.value)
   first, colon, last = _SEEDS.value.partition(':')

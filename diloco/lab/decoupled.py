@@ -82,6 +82,7 @@ class ObservedTally(Tally):
           self._publishing = effect  # Its line has the resulting CRC.
         case (
           syncer_events.LogDecision()
+          | syncer_events.LogReformed()
           | syncer_events.End()
           | syncer_events.AdmitLearner()
         ):

@@ -7,10 +7,11 @@ the data plane, and a `Payload` says how to request and verify them.
 """
 
 import bisect
+import dataclasses
 
 from diloco.protocol.values import Value, field_names
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 # A peer may have written it; it goes in the event log.
 REASON_CHARS_MAX = 1000
 NO_BYTES = -1  # In place of a CRC: the process holds no bytes of Θ_p yet.
@@ -43,6 +44,20 @@ class Payload(Value):
   nbytes: int  # Total of all parts.
   crc: int  # zlib.crc32 of the bytes, or of the parts' CRCs as u32s.
   parts: tuple[Part, ...] = ()  # Empty if there is only one.
+
+
+class World(Value):
+  """The slices of a learner that its process stands for.
+
+  A slice is a group of hosts that fails together. A learner that has lost one,
+  or has one back, re-forms: as a new process, with the rows of those it has.
+  """
+
+  slices: int = 1  # That take part,
+  of: int = 1  # of so many.
+  # What it holds is a boundary of its own, out of its slices' memory: nothing
+  # is missing that a learner who reconnects would not miss, too.
+  reformed: bool = False
 
 
 class SessionKey(Value):
@@ -81,6 +96,9 @@ class Hello(Opening):
   # has one host. Learners with equal values can donate their state to each
   # other.
   partition: str = ''
+  world: World = dataclasses.field(default=World())
+  step: int = 0  # Own steps that its process goes on from, and
+  rows: int = 0  # rows of its data shard taken by then.
 
 
 class Inquiry(Opening):

@@ -78,6 +78,8 @@ def _of_syncer(tapes: EventLogs) -> Iterator[TimelineRow]:
         pass  # The `Greet` line says more.
       case syncer_events.LogDecision():
         yield _record(line, event)
+      case syncer_events.LogReformed():
+        yield _reformed(line, event)
       case syncer_events.End():
         words = (
           f'the run is over at step {event.step}, {event.closed_round} rounds'
@@ -175,6 +177,16 @@ def _record(line: LoggedEvent, event: syncer_events.LogDecision) -> TimelineRow:
   if kind == 'left' and not event.reason.startswith('goodbye'):
     kind = 'lost'
   return _learners(line, kind, event.learner, f'{kind}: {event.reason}')
+
+
+def _reformed(
+  line: LoggedEvent, event: syncer_events.LogReformed
+) -> TimelineRow:
+  words = (
+    f'{event.slices_before} -> {event.slices} of {event.slices_of} slices at '
+    f'its step {event.step}, {event.lost_steps} steps lost; {event.reason}'
+  )
+  return _learners(line, 're-formed', event.learner, words)
 
 
 def _of_learners(tapes: EventLogs) -> Iterator[TimelineRow]:

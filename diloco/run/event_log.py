@@ -197,6 +197,7 @@ SYNCER_KINDS = {
   'Merge': syncer_events.Merge,
   'Publish': Publish,
   'Record': syncer_events.LogDecision,
+  'Reform': syncer_events.LogReformed,
   'End': syncer_events.End,
   'Worked': Worked,
 }
@@ -290,6 +291,7 @@ class SyncerEventLog(SealedLines):
         syncer_events.AdmitLearner()
         | syncer_events.Merge()
         | syncer_events.LogDecision()
+        | syncer_events.LogReformed()
         | syncer_events.End()
       ):
         line = line_of(effect)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco.faults import WAYS
+from diloco.protocol import messages
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
@@ -85,6 +86,10 @@ class ClusterOptions:
     batch_of: rows of a step, by learner and number of its process, from 0.
     row_tokens: L.
     shards: S, the processes of the syncer; more than 1 with symbols only.
+    slices: slices of each learner that has several, by id; `batch_of` is then
+      that of a slice.
+    slice_copy_steps: steps between two boundaries that these keep.
+    reform_s: from the end of a world of slices to the hello of the next.
   """
 
   loss: float = 0.0
@@ -95,6 +100,9 @@ class ClusterOptions:
   batch_of: Callable[[int, int], int] = lambda learner, process: 8
   row_tokens: int = 128
   shards: int = 1
+  slices: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  slice_copy_steps: int = 1
+  reform_s: float = 0.5
 
 
 USUAL_OPTIONS = ClusterOptions()
@@ -160,6 +168,9 @@ class Cluster:
     # Messages held back by a silent link without a closed stream, by way.
     self.silent: dict[tuple[int, str], list[Callable[[], None]]] = {}
     self.partitions: Mapping[int, str] = {}
+    self.live_slices = dict(options.slices)  # That take part, by learner.
+    # Boundaries that slices go on from, by learner.
+    self._held: dict[int, tuple[Start, Any]] = {}
     self.disk_full = False
     self.resting = False
     self.clocks_s: dict[int, float] | None = None
@@ -180,7 +191,21 @@ class Cluster:
     """Starts a process for `learner`, replacing a dead one."""
     old = self.learners.get(learner)
     assert old is None or old.gone, f'learner {learner} is alive'
-    process = SimulatedLearner(self, learner, *self.saved.get(learner, ()))
+    held = self._held.pop(learner, None)
+    slices = self.options.slices.get(learner, 1)
+    if held is None:  # Whatever it was, all of it starts.
+      self.live_slices[learner] = slices
+    else:
+      old.handed_on = True
+      saved, _ = self.saved.get(learner, held)
+      if saved.step > held[0].step:  # It is of steps that are lost.
+        del self.saved[learner]
+    process = SimulatedLearner(
+      self,
+      learner,
+      *(held or self.saved.get(learner, (None, None))),
+      messages.World(self.live_slices[learner], slices, held is not None),
+    )
     self.learners[learner] = process
     self._started[learner] += 1
     process.connect()
@@ -190,6 +215,25 @@ class Cluster:
     process = self.learners[learner]
     process.alive = False
     self.lost(process, 'stream closed')
+
+  def reform(self, learner: int, slices: int):
+    """Simulates a learner that goes on with so many of its slices.
+
+    If it holds no boundary yet, or no slice is left, it is a death.
+    """
+    process = self.learners[learner]
+    held = process.held()
+    self.kill(learner)
+    if held is None or not slices:
+      return
+    self._held[learner] = held
+    self.live_slices[learner] = slices
+
+    def start():
+      if self.learners[learner] is process:
+        self.start(learner)
+
+    self.sim.after(self.options.reform_s, start)
 
   def stop(self, learner: int):
     """Simulates SIGSTOP: silent, but the stream stays open."""

@@ -113,7 +113,7 @@ class TokenObserver(Observer):
 def _end_of(process) -> str | None:
   """Returns why a process ended; None while it runs."""
   if not process.alive:
-    return token_ledger.DIED
+    return token_ledger.SLICE if process.handed_on else token_ledger.DIED
   if process.left is None or process.left.done:
     return None
   if process.left.reason.startswith('quarantined'):
@@ -139,6 +139,7 @@ class ClusterObserver(Observer):
     self._theta = {(p, 0, crc_of(p, 0)) for p in range(config.fragments)}
     # By learner and incarnation.
     self._processes: dict[tuple[int, int], object] = {}
+    self._newest: dict[int, object] = {}  # By learner.
     # Handles of copies made since a fragment was last taken in.
     self._copied: dict[tuple[object, int], set[int]] = {}
     self._held: dict[object, list[int]] = {}  # Versions, by process.
@@ -208,6 +209,8 @@ class ClusterObserver(Observer):
           opening = isinstance(event.message, messages.OPENING)
           torn = (event.learner, event.incarnation) in self._torn
           hold(opening or torn, '7: a learner broke the protocol', reason)
+        case syncer_events.LogReformed():
+          self._check_reformed(effect)
         case syncer_events.Publish():
           self._check_weights(effect.shares)
           for share in effect.shares:
@@ -242,6 +245,16 @@ class ClusterObserver(Observer):
       fact = math.isclose(share.weight, each / sum(due))
       hold(fact, '2: weighs otherwise', shares)
 
+  def _check_reformed(self, effect: syncer_events.LogReformed):
+    """6: a learner with other slices says what it goes on from, and lost."""
+    process = self._processes[effect.learner, effect.incarnation]
+    world = process.world
+    said = effect.slices, effect.slices_of, effect.step
+    due = world.slices, world.of, process.first_step
+    hold(said == due, '6: other slices than it has', (effect, due))
+    fewer = effect.lost_steps < process.copy_steps
+    hold(fewer, '6: lost more than is made between two copies', effect)
+
   def _check_merged(self, share: syncer_events.Share, p: int):
     process = self._processes[share.learner, share.incarnation]
     merged_to = self._merged_to.get((process, p), 0)
@@ -259,7 +272,7 @@ class ClusterObserver(Observer):
   def at_learner(self, process, event, effects):
     self.events += 1
     self.tokens.at_learner(process, event, effects)
-    self._processes[process.id, process.incarnation] = process
+    self._note_process(process, event, effects)
     match event:
       case learner_events.Boundary(tokens=tokens):
         trained = self._trained_tokens.get(process.id, 0) + tokens
@@ -278,6 +291,25 @@ class ClusterObserver(Observer):
     self._check_bounds(process)
     now = process.machine.snapshot().now
     self._check_tick(event, process.machine, now)
+
+  def _note_process(self, process, event, effects):
+    """Notes a process; one whose slices go on counts from its welcome on."""
+    self._processes[process.id, process.incarnation] = process
+    old, self._newest[process.id] = self._newest.get(process.id), process
+    if not process.world.reformed:
+      return
+    if old is not process:  # It has the steps that were merged of this one.
+      for p in range(self._config.fragments):
+        merged_to = self._merged_to.get((old, p), 0)
+        self._merged_to[process, p] = min(merged_to, process.first_step)
+    match event:
+      case learner_events.Heard(message=messages.Welcome(clean=False)):
+        ready = any(
+          isinstance(x, learner_events.Send)
+          and isinstance(x.message, messages.Ready)
+          for x in effects
+        )
+        hold(ready, '7: slices that do not count at once', process.id)
 
   def _is_cut_off(self, process) -> bool:
     """Returns True if it is cut off and knows of no step that is left."""
@@ -315,7 +347,8 @@ class ClusterObserver(Observer):
         where = process.id, recorded, rows, trained
         hold(recorded <= rows, 'data are repeated', where)
         hold(rows <= trained, 'data are skipped', where)
-        self._check_same_bytes(process)
+        if not process.world.reformed:  # It trains as after a reconnect.
+          self._check_same_bytes(process)
       case learner_events.Snapshot(fragment=p, handle=handle):
         self._copied.setdefault((process, p), set()).add(handle)
       case learner_events.Apply(fragment=p):

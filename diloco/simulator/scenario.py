@@ -5,7 +5,8 @@ Seeds below `WIDE_FROM` keep their draws for ever, so that `seeds.txt` stays
 valid: equal links, fragments of one size, at most four learners. From there on,
 a scenario is wide: all that has a default may be drawn, and from
 `BURDENED_FROM` on, in some, a link on which updates take longer than rounds, or
-many learners and a restart of the syncer.
+many learners and a restart of the syncer. From `SLICED_FROM` on, in half of
+them, learners have several slices, which are lost and come back.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from diloco.simulator.network import USUAL, LinkDeviation, UnequalWires
 
 WIDE_FROM = 10**8
 BURDENED_FROM = 10**14
+SLICED_FROM = 10**15
 TOO_SLOW = (1.05, 3.0)  # Time of an update, by that of a round.
 CALM_ROUNDS = 20  # Before the first fault, if a link is too slow.
 SYNCER_NAME = 'syncer'
@@ -47,6 +49,7 @@ WIDE_FAULTS = (
   ('clock', '', 2),
   ('short_notice', '', 2),
 )
+SLICE_FAULTS = 'kill_slice', 'kill_slice', 'slice_away'
 SHARDS = (1, 2, 4)  # S.
 BATCHES = (8,), (8, 2), (2, 8, 3, 16, 1)
 LARGE = 10.0  # Size of a fragment, as a multiple of the others.
@@ -69,7 +72,11 @@ class Scenario:
     partitions: of learners of several hosts, by id.
     finish: faults, in seconds after the run has begun to finish.
     full_updates: time of a full fragment, by that of an update.
-    batches: rows of a step; learner m's n-th process has batches[m + n].
+    batches: rows of a step; learner m's n-th process has batches[m + n]. Of
+      one with several slices they are those of a slice.
+    slices: of each learner that has several, by id.
+    slice_copy_steps: steps between two boundaries that these keep.
+    reform_s: time in which they go on as another world.
   """
 
   seed: int
@@ -87,6 +94,9 @@ class Scenario:
   finish: tuple[Fault, ...] = ()
   full_updates: float = 1.0
   batches: tuple[int, ...] = (8,)
+  slices: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  slice_copy_steps: int = 1
+  reform_s: float = 0.5
 
   def batch_of(self, learner: int, process: int) -> int:
     """Returns the rows of a step of a learner's process, from 0."""
@@ -195,7 +205,9 @@ def draw(seed: int) -> Scenario:
   )
   if scenario.is_wide:
     scenario = _widened(scenario)
-  return scenario if seed < BURDENED_FROM else _burdened(scenario)
+  if seed >= BURDENED_FROM:
+    scenario = _burdened(scenario)
+  return scenario if seed < SLICED_FROM else _sliced(scenario)
 
 
 def _draw_late_pulls(seed: int) -> dict[str, float]:
@@ -405,6 +417,33 @@ def _draw_finish(rng: random.Random, shards: int) -> tuple[Fault, ...]:
     after_s += rng.choice((0.05, 0.5, 2.0))
     faults.append(Fault(0, after_s, 'kill', SYNCER_NAME))  # and is back.
   return tuple(faults)
+
+
+# The sliced space ------------------------------------------------------------
+
+
+def _sliced(scenario: Scenario) -> Scenario:
+  """Draws learners of several slices, and losses of these; drawn separately."""
+  rng = random.Random(f'slices of {scenario.seed}')
+  if rng.random() < 0.5:
+    return scenario
+  ids = range(scenario.config.learners)
+  slices = {m: rng.choice((2, 3, 4)) for m in ids if rng.random() < 0.7}
+  if not slices:
+    return scenario
+  until_s = scenario.faults[-1].at_s
+  lost = [
+    Fault(0, rng.uniform(0.0, until_s), kind, learner_name(m))
+    for m, count in slices.items()
+    for kind in rng.choices(SLICE_FAULTS, k=rng.randint(1, 2 * count))
+  ]
+  return dataclasses.replace(
+    scenario,
+    slices=slices,
+    slice_copy_steps=rng.choice((1, 1, 3)),
+    reform_s=rng.choice((0.0, 0.2, 2.0)),
+    faults=_in_order(*scenario.faults, *lost),
+  )
 
 
 # The burdened space ----------------------------------------------------------

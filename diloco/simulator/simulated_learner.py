@@ -7,6 +7,7 @@ copied there can be encoded once step n is done.
 """
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from diloco.simulator.network import SYNCER, Cargo
 SESSION_BITS = 12  # In an incarnation; the rest is the process number.
 RISES_MAX = 8  # How often it takes a newer number, as in a run.
 OFFERS_MAX = 8  # Per fragment, not released by the syncer; as in a run.
+ONE_SLICE = messages.World()
 OTHER_HANDLES = 1 << 40  # First handle of payloads that are not offers.
 
 
@@ -97,8 +99,13 @@ class SimulatedLearner:
 
   Args:
     cluster: the cluster that it is part of.
-    saved: its own checkpoint; None: it holds nothing.
+    saved: its own checkpoint, or a boundary of its slices; None: it holds
+      nothing.
     contents: the contents saved with it.
+    world: its slices.
+
+  Attributes:
+    handed_on: True if the next process went on from a boundary of this one.
   """
 
   def __init__(
@@ -107,11 +114,14 @@ class SimulatedLearner:
     learner: int,
     saved: Start | None = None,
     contents: Any = None,
+    world: messages.World = ONE_SLICE,
   ):
     first_crcs = cluster.contents.first_crcs
     # What it would draw is there already, though its machine knows nothing.
     start = saved or Start.from_seed(first_crcs)
-    known = saved or Start.empty(len(first_crcs))
+    known = dataclasses.replace(
+      saved or Start.empty(len(first_crcs)), world=world
+    )
     self.id = learner
     self.incarnation = 0
     self.process = cluster.process_number(learner)  # Process number.
@@ -125,7 +135,10 @@ class SimulatedLearner:
     self.first_step = self.steps = start.step
     self.tokens = start.tokens
     self.rows = start.rows
-    self.batch = cluster.batch_of(learner)
+    self.world = world
+    self.handed_on = False
+    self.copy_steps = cluster.options.slice_copy_steps
+    self.batch = cluster.batch_of(learner) * world.slices
     self.stepped_at = start.global_step  # t, as the newest step knew it.
     self.training = False
     self.left: learner_events.Leave | None = None
@@ -150,6 +163,8 @@ class SimulatedLearner:
     # Of the step under way: its tokens, the rows after it, its loss.
     self._dispatched: tuple[int, int, float] | None = None
     self._progress = 0  # Schedule argument of the next step.
+    # Boundaries of a learner of several slices, the newer one last.
+    self._noted: list[tuple[Start, Any]] = []
     self._pulls = PullQueue(self, cluster)
     self._state_wanted: messages.StateAt | None = None
     self._alarm = Alarm(
@@ -281,6 +296,9 @@ class SimulatedLearner:
     self._dispatched = tokens, self.rows, loss
     self.handle(learner_events.Boundary(tokens))
     self._progress = self.machine.global_step
+    step = self.machine.snapshot().step
+    if self.world.of > 1 and step % self.copy_steps == 0:
+      self._noted = [*self._noted[-1:], self._at_boundary("its slices' memory")]
 
   def _stepped(self, step_s: float, spans: list[tuple[float, float]]):
     """Notes a step that the devices have finished."""
@@ -301,9 +319,20 @@ class SimulatedLearner:
 
   def save(self):
     """Saves its own checkpoint."""
+    saved = self._at_boundary('its checkpoint')
+    self._cluster.saved[self.id] = saved
+    self.saved_step = saved[0].step
+
+  def held(self) -> tuple[Start, Any] | None:
+    """Returns the newest boundary that its devices have computed, if any."""
+    whole = [x for x in self._noted if x[0].step <= self.steps]
+    return whole[-1] if whole else None
+
+  def _at_boundary(self, where: str) -> tuple[Start, Any]:
+    """Returns all that belongs to this boundary."""
     state = self.machine.snapshot()
     start = Start(
-      source=f'its checkpoint of step {state.step}',
+      source=f'{where} of step {state.step}',
       crcs=tuple(self.contents.base_crcs),
       versions=tuple(f.base for f in state.fragments),
       from_steps=tuple(f.from_step for f in state.fragments),
@@ -314,8 +343,7 @@ class SimulatedLearner:
       closed_round=state.closed_known,
       global_step=state.global_step,
     )
-    self._cluster.saved[self.id] = start, self.contents.save()
-    self.saved_step = state.step
+    return start, self.contents.save()
 
   # Effects ------------------------------------------------------------------
 

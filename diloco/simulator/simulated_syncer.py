@@ -310,7 +310,11 @@ class SimulatedSyncer:
         self._install(p, effect.version)
         if self.machine.whole:
           self._write_ledger()
-      case syncer_events.Retire() | syncer_events.LogDecision():
+      case (
+        syncer_events.Retire()
+        | syncer_events.LogDecision()
+        | syncer_events.LogReformed()
+      ):
         pass  # No bytes are held here, no event log is written.
       case _:
         raise TypeError(f'Not a syncer effect: {effect!r}.')

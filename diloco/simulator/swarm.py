@@ -35,7 +35,16 @@ SLOW_LINK = 'a link slower than rounds'
 SEVERAL_VERSIONS = 'a pull of several versions'
 LOST_FRAGMENT = f'a lost fragment and {MANY_LEARNERS} learners or more'
 UNLIKE_BATCHES = 'a merge of unlike batches'
-WITNESSED = SLOW_LINK, SEVERAL_VERSIONS, LOST_FRAGMENT, UNLIKE_BATCHES
+REFORMED = 'a learner that went on with other slices'
+LOST_STEPS = 'steps lost with a slice'
+WITNESSED = (
+  SLOW_LINK,
+  SEVERAL_VERSIONS,
+  LOST_FRAGMENT,
+  UNLIKE_BATCHES,
+  REFORMED,
+  LOST_STEPS,
+)
 LOOK_S = 1.0  # Interval of the checks of a healed run's progress.
 
 
@@ -97,6 +106,20 @@ class SwarmStage:
     else:
       self._cluster.kill(number_of(target))
 
+  def kill_slice(self, target: str) -> None:
+    """Takes a slice from a learner, which goes on with the others, if any."""
+    learner = number_of(target)
+    self._cluster.reform(learner, self._cluster.live_slices[learner] - 1)
+
+  def lose_slice(self, target: str) -> None:
+    """The same, or gives it back all that it has lost."""
+    learner = number_of(target)
+    count = self._cluster.options.slices[learner]
+    if self._cluster.live_slices[learner] == count:
+      self.kill_slice(target)
+    else:
+      self._cluster.reform(learner, count)
+
   def kill_donor(self, target: str) -> None:
     """Kills whoever gives its state away, if somebody does."""
     cluster, learner = self._cluster, number_of(target)
@@ -144,7 +167,7 @@ class SwarmStage:
     """Not called: the next fault of the same target ends this one."""
     raise AssertionError(target)
 
-  go_on = mend
+  go_on = return_slice = mend
 
   def partition(self, target: str) -> None:
     """Cuts a learner off."""
@@ -203,6 +226,10 @@ class SwarmObserver(ClusterObserver):
           alive = [x for x in self.cluster.learners.values() if not x.gone]
           if len(alive) >= MANY_LEARNERS:
             self.witnessed.add(LOST_FRAGMENT)
+        case syncer_events.LogReformed():
+          self.witnessed.add(REFORMED)
+          if effect.lost_steps:
+            self.witnessed.add(LOST_STEPS)
         case syncer_events.Publish(fragment=p, recipients=recipients):
           if len({x.c_tokens / x.c_steps for x in effect.shares}) > 1:
             self.witnessed.add(UNLIKE_BATCHES)
@@ -238,6 +265,9 @@ class Swarm:
         wires=scenario.wires(),
         shards=scenario.shards,
         batch_of=scenario.batch_of,
+        slices=scenario.slices,
+        slice_copy_steps=scenario.slice_copy_steps,
+        reform_s=scenario.reform_s,
       ),
     )
     self.observer.cluster = self.cluster

@@ -352,7 +352,7 @@ class SyncerServer:
         self._adopt_version(effect)
       case syncer_events.Retire():
         self._retire(effect)
-      case syncer_events.LogDecision():
+      case syncer_events.LogDecision() | syncer_events.LogReformed():
         logging.info(
           '%s: learner %d, %s', effect.kind, effect.learner, effect.reason
         )

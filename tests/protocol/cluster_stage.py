@@ -40,7 +40,7 @@ class DecisionLog(Observer):
       match effect:
         case syncer_events.Merge():
           self.merges.append((syncer.now, effect))
-        case syncer_events.LogDecision():
+        case syncer_events.LogDecision() | syncer_events.LogReformed():
           self.records.append((syncer.now, effect))
 
 
@@ -55,6 +55,8 @@ class ClusterStage:
     seed=1,
     checkpoint_rounds=1,
     checkpoint_steps=None,
+    slices=(),
+    slice_copy_steps=1,
     **options,
   ):
     self._config = config_of(options)
@@ -67,7 +69,10 @@ class ClusterStage:
       seed,
       observer=self._log,
       options=ClusterOptions(
-        checkpoint_rounds=checkpoint_rounds, checkpoint_steps=checkpoint_steps
+        checkpoint_rounds=checkpoint_rounds,
+        checkpoint_steps=checkpoint_steps,
+        slices=dict(slices),
+        slice_copy_steps=slice_copy_steps,
       ),
     )
     self._reported = 0

@@ -58,6 +58,13 @@ def of_syncer(effect: syncer_events.Effect) -> str:
       return f'call fragment {effect.fragment} version {effect.version}'
     case syncer_events.Retire():
       return f'retire {effect.handles}, fetched by learner {effect.learner}'
+    case syncer_events.LogReformed():
+      return (
+        f'(re-formed: learner {effect.learner}, {effect.slices_before} -> '
+        f'{effect.slices} of {effect.slices_of} slices at its step '
+        f'{effect.step}, {effect.lost_steps} steps and {effect.lost_tokens} '
+        f'tokens lost, {effect.reason})'
+      )
     case syncer_events.LogDecision():
       return f'({effect.kind}: learner {effect.learner}, {effect.reason})'
     case syncer_events.End():

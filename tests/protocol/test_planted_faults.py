@@ -12,7 +12,7 @@ from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner import leaving, updates
 from diloco.protocol.learner import offers as learner_offers
 from diloco.protocol.learner.machine import Learner
-from diloco.protocol.learner.state import Core
+from diloco.protocol.learner.state import Core, LearnerState
 from diloco.protocol.pace import PaceClock
 from diloco.protocol.syncer import bootstrap as syncer_bootstrap
 from diloco.protocol.syncer import closing, offers, pulls, recovery, sessions
@@ -21,8 +21,9 @@ from diloco.protocol.syncer import state as syncer_state
 from diloco.protocol.values import replace_unchecked
 from diloco.simulator import simulated_syncer
 from diloco.simulator import swarm as simulator_swarm
+from diloco.simulator.cluster import Cluster
 from diloco.simulator.invariants import Violation
-from diloco.simulator.scenario import BURDENED_FROM, WIDE_FROM
+from diloco.simulator.scenario import BURDENED_FROM, SLICED_FROM, WIDE_FROM
 
 SEEDS = 1500  # Most need one. RARE says where to begin for the others.
 State = syncer_state.SyncerState
@@ -396,7 +397,38 @@ def _says_not_which_is_newest(patch):
   patch.setattr(State, 'emit', emit)
 
 
+def _asks_a_peer_for_what_its_slices_have(patch):
+  patch.setattr(LearnerState, 'goes_on', False)
+
+
+def _says_it_has_slices_that_it_lost(patch):
+  original = learner_bootstrap.on_connected
+
+  def on_connected(core, event):
+    world = core.state.world
+    core.set(world=replace_unchecked(world, slices=world.of))
+    original(core, event)
+    core.set(world=world)
+
+  patch.setattr(learner_bootstrap, 'on_connected', on_connected)
+
+
+def _goes_on_with_a_checkpoint_of_lost_steps(patch):
+  original = Cluster.start
+
+  def start(self, learner):
+    saved = self.saved.get(learner)
+    original(self, learner)
+    if saved is not None:
+      self.saved[learner] = saved
+
+  patch.setattr(Cluster, 'start', start)
+
+
 RARE = {
+  _asks_a_peer_for_what_its_slices_have: SLICED_FROM,
+  _says_it_has_slices_that_it_lost: SLICED_FROM,
+  _goes_on_with_a_checkpoint_of_lost_steps: SLICED_FROM + 453,
   _says_not_which_is_newest: WIDE_FROM + 76,
   _sets_learners_back: 25,
   _answers_every_request: WIDE_FROM + 24,
@@ -415,6 +447,9 @@ RARE = {
     (_sets_learners_back, '1: versions fell at a learner'),
     (_fetches_beside_a_donors_state, '1: versions fell at a learner'),
     (_merges_twice, '2: merged twice'),
+    (_asks_a_peer_for_what_its_slices_have, '7: slices that do not count'),
+    (_says_it_has_slices_that_it_lost, '6: other slices than it has'),
+    (_goes_on_with_a_checkpoint_of_lost_steps, '6: unexplained tokens'),
     (_counts_steps_from_the_start, '2: a step was merged twice'),
     (_knows_pulls_by_their_learner, '2: the bytes are of another offer'),
     (_counts_newcomers, 'a donor that has not completed a bootstrap'),

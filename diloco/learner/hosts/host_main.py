@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a learner's process to its end, once its flags are read."""
 
+import dataclasses
 import os
 import pathlib
 import signal
@@ -64,6 +65,7 @@ def run(config: RunConfig, values: flags.FlagValues) -> int:
     values: the flags of `python -m diloco.learner`.
   """
   syncer, slices = f'--syncer={values.syncer}', _live_slices(config, values)
+  all_slices = config.mesh.slices
   config = run_config.with_slices(config, len(slices))
   with config_flags.refusing(), config_flags.refusing(BadAddress, flag=syncer):
     sockets.split(values.syncer)
@@ -81,7 +83,9 @@ def run(config: RunConfig, values: flags.FlagValues) -> int:
     others = _join(process_group)
     run_config.check_devices(config, _device_count())
   try:
-    process = _Process(run_spec, access, process_group, values, slices)
+    process = _Process(
+      run_spec, access, process_group, values, slices, all_slices
+    )
     if isinstance(others, HostConnection):
       return process.follow(others)
     left = process.train(others, monitor)
@@ -252,9 +256,10 @@ class _Process:
     process_group: ProcessGroup,
     values: flags.FlagValues,
     slices: Sequence[int],
+    all_slices: int,
   ):
     self._run_spec = run_spec
-    self._slices = len(slices)
+    self._slices, self._all_slices = len(slices), all_slices
     self._over = False  # The others are told to end.
     self._memory = None
     if values.memory:
@@ -310,6 +315,9 @@ class _Process:
     started, stored = restore.started_with(self._index, records, self._memory)
     source = hosts.agree(started, self._slices)
     restored = restore.restore(run_spec, programs, records, source, stored)
+    world = messages.World(
+      self._slices, self._all_slices, restored.source.kind == 'slice'
+    )
     client = SyncerClient(
       run_spec,
       learner,
@@ -318,7 +326,7 @@ class _Process:
       ),
       programs,
       restored.host,
-      restored.start,
+      dataclasses.replace(restored.start, world=world),
       hosts=hosts,
       workdir=workdir,
     )

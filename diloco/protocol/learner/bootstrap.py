@@ -36,6 +36,7 @@ class Start(Value):
   rows: int = 0  # Taken of the data shard.
   closed_round: int = 0  # The newest round known to be closed.
   global_step: int = 0  # t as last known.
+  world: messages.World = dataclasses.field(default=messages.World())
 
   @classmethod
   def from_seed(cls, crcs: tuple[int, ...]) -> 'Start':
@@ -85,6 +86,7 @@ class Start(Value):
       rows=self.rows,
       closed_known=self.closed_round,
       view=View(self.global_step, self.step),
+      world=self.world,
     )
 
 
@@ -92,6 +94,9 @@ def on_connected(core: Core, event: learner_events.Connected):
   """Sends the hello on a stream that has just opened."""
   core.set(incarnation=event.incarnation, in_session=True)
   fragments = core.state.fragments
+  world = core.state.world
+  if core.state.began:  # It is the same process as in the last session.
+    world = replace_unchecked(world, reformed=False)
   core.send(
     messages.Hello(
       protocol=messages.PROTOCOL_VERSION,
@@ -104,6 +109,9 @@ def on_connected(core: Core, event: learner_events.Connected):
       began=core.state.began,
       addresses=event.addresses,
       partition=event.partition,
+      world=world,
+      step=core.state.completed_step,
+      rows=core.state.rows,
     )
   )
 
@@ -170,8 +178,13 @@ def on_welcome(core: Core, welcome: messages.Welcome):
     core.set(drawing=True)
     core.effects.append(learner_events.Draw())
     return
-  # A peer's state is newer than one that the run has left behind.
-  behind = any(f.unlike for f in core.state.fragments) and not state.settled
+  # A peer's state is newer than one that the run has left behind, but for that
+  # of slices, which was alive a moment ago.
+  behind = (
+    any(f.unlike for f in core.state.fragments)
+    and not state.settled
+    and not core.state.goes_on
+  )
   if behind and welcome.live and core.bootstrap != CHECKPOINT:
     core.set(seeking=True)
     core.send(messages.WantState('joins a run that has gone on'))
@@ -303,7 +316,8 @@ def begin_when_complete(core: Core) -> bool:
   state = core.state
   if state.began or state.ceased or not state.connected or not state.settled:
     return False
-  if not all(f.complete for f in state.fragments) and not _is_outrun(state):
+  is_whole = state.goes_on or all(f.complete for f in state.fragments)
+  if not is_whole and not _is_outrun(state):
     return False
   core.send(messages.Ready(0, state.source))
   updates.apply_received(core)

@@ -246,6 +246,7 @@ class LearnerState(Value):
   fetching: messages.StateAt | None = None  # What a peer has offered.
   clean: bool = False  # The inner state must not be the process's own.
   began: bool = False  # Bootstrap is complete; it trains.
+  world: messages.World = dataclasses.field(default=messages.World())
   parked: bool = False  # τ = 0: the loop waits at its boundary.
   ceased: bool = False  # No more inner steps.
   left: bool = False
@@ -284,6 +285,11 @@ class LearnerState(Value):
   link: LinkLoad = dataclasses.field(default=LinkLoad())
   # Fetches to name in the next report, each with its time of arrival.
   fetched: tuple[tuple[messages.Fetched, float], ...] = ()
+
+  @property
+  def goes_on(self) -> bool:
+    """True if it counts at once: its slices were part of the run just now."""
+    return self.world.reformed and not self.clean
 
   @property
   def global_step(self) -> int:

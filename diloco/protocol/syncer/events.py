@@ -273,6 +273,19 @@ class LogDecision(Effect):
   reason: str
 
 
+class LogReformed(SessionKey, Effect):
+  """Record that a learner goes on with other slices."""
+
+  slices_before: int
+  slices: int  # That take part now,
+  slices_of: int  # of so many.
+  step: int  # Own step of its state.
+  # Reported, and after that boundary; 0 if its state is not its own.
+  lost_steps: int
+  lost_tokens: int
+  reason: str  # Where its state is from, for humans.
+
+
 class End(Effect):
   """The run is over: write Θ and leave."""
 

@@ -56,6 +56,10 @@ def on_hello(state: SyncerState, hello: messages.Hello):
     versions=hello.versions,
     crcs=hello.crcs,
     partition=hello.partition,
+    world=hello.world,
+    first_step=hello.step,
+    first_rows=hello.rows,
+    began=hello.began,
   )
   state.record('joined', hello.learner, f'incarnation {hello.incarnation}')
   state.emit(
@@ -138,6 +142,10 @@ def why_refused(state: SyncerState, hello: messages.Hello) -> str | None:
       f'{len(hello.versions)} versions and {len(hello.crcs)} CRCs of '
       f'fragments, the run has {len(versions)}'
     )
+  if not 1 <= hello.world.slices <= hello.world.of:
+    return f'{hello.world.slices} slices of {hello.world.of}'
+  if min(hello.step, hello.rows) < 0:
+    return f'step {hello.step} and {hello.rows} rows'
   if min(hello.versions) < 0:
     return f'version {min(hello.versions)} of a fragment'
   ahead = [p for p, v in enumerate(hello.versions) if v > versions[p]]
@@ -214,7 +222,33 @@ def on_ready(
   source = messages.brief(ready.source)
   reason = f'at step {state.pace.step}, inner state from {source}'
   state.record('ready', learner, reason)
+  _note_slices(state, learner, source)
   return None
+
+
+def _note_slices(state: SyncerState, learner: int, source: str):
+  """Notes what a learner has lost that has re-formed with other slices."""
+  member, account = state.members[learner], state.accounts[learner]
+  world = member.world
+  others = world.reformed or world.slices != account.slices
+  if account.slices and others and not member.began:
+    # Of another state the token ledger alone knows what is lost.
+    since = member.first_rows if world.reformed else account.rows
+    lost_steps = max(0, account.rows - since) / max(account.step_rows, 1)
+    state.emit(
+      syncer_events.LogReformed(
+        learner,
+        member.incarnation,
+        account.slices,
+        world.slices,
+        world.of,
+        member.first_step,
+        math.ceil(lost_steps),
+        round(lost_steps * account.step_tokens),
+        source,
+      )
+    )
+  state.accounts[learner] = replace_unchecked(account, slices=world.slices)
 
 
 def on_leaving(state: SyncerState, learner: int) -> str | None:
@@ -265,8 +299,12 @@ def on_report(
   sample_s = believable(report.step_s, member.step_s)
   state.change(learner, step=report.step, step_s=member.step_s.add(sample_s))
   mark_alive(state, learner)
+  account = state.accounts[learner]
   state.accounts[learner] = replace_unchecked(
-    state.accounts[learner], rows=report.rows
+    account,
+    rows=report.rows,
+    step_rows=report.rows - account.rows,
+    step_tokens=report.tokens,
   )
   # One step, whatever its number: after a reconnect the learner's own count
   # includes steps that an earlier session has reported.

@@ -125,6 +125,10 @@ class Member(Value):
   versions: tuple[int, ...] = ()  # From its hello.
   crcs: tuple[int, ...] = ()
   partition: str = ''  # From its hello; '': it has one host.
+  world: messages.World = dataclasses.field(default=messages.World())
+  first_step: int = 0  # Own step that it goes on from, and rows taken by then,
+  first_rows: int = 0  # as its hello said.
+  began: bool = False  # Its process had trained before this session.
   ready: bool = False
   leaving: bool = False
   # The learner asked to donate a state to this one.
@@ -249,6 +253,9 @@ class LearnerAccount(Value):
   merged_offers: Mapping[int, tuple[int, int]] = dataclasses.field(
     default_factory=dict
   )
+  step_rows: int = 0  # Of `rows`, those of its last step, and its tokens.
+  step_tokens: int = 0
+  slices: int = 0  # That took part when it was last ready; 0: it never was.
 
 
 # Fragments that are not here -------------------------------------------------
