@@ -6,6 +6,7 @@ Its exit codes are those of all back ends.
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import secrets
@@ -31,6 +32,7 @@ Tell = Callable[[str, str, int, str], None]  # Process, event, pid, detail.
 LINGER_S = 30.0  # From the run's end until remaining processes are stopped.
 POLL_S = 0.05
 SERVES_S = 60.0  # Within which JAX's service listens; it imports jax first.
+STANDBY_AFTER_S = 5.0  # From the start of a world to that of the next one's.
 WORLD_ENDS_S = 15.0  # Within which other slices write their boundary.
 SHARED_MEMORY = '/dev/shm'
 DISMISSED = 'it was dismissed'  # The end of an event's detail.
@@ -177,6 +179,8 @@ class RoleProcesses:
     self.reforms = 0  # Starts that followed the end of a world in memory.
     self._memory: pathlib.Path | None = None
     self._coordination: subprocess.Popen | None = None
+    self._standby: dict[int, subprocess.Popen] = {}  # By host.
+    self._stand_by_at_s = float('inf')  # On the monotonic clock.
 
   @property
   def pid(self) -> int | None:
@@ -205,26 +209,53 @@ class RoleProcesses:
     live, sliced = self.slices.live, ()
     if role.slices > 1:
       self._wanted.unlink(missing_ok=True)
+      self._stand_by_at_s = time.monotonic() + STANDBY_AFTER_S
       sliced = str(self._in_memory()), self._coordinated(len(live))
     self.state = RUNNING
     self.starts += 1
     for host in role.hosts_of(live):
       name = role.process(host)
-      path = log(name)
-      path.parent.mkdir(parents=True, exist_ok=True)
-      with path.open('ab') as file:
-        self._running[name] = subprocess.Popen(
-          dying_with_parent(
-            role.command(host, self._coordinator, live, *sliced)
-          ),
-          stdin=subprocess.DEVNULL,
-          stdout=file,
-          stderr=subprocess.STDOUT,
-          env={**environment, **role.variables(host)},
-          process_group=0,
-        )
+      command = role.command(host, self._coordinator, live, *sliced)
+      own = {**environment, **role.variables(host)}
+      self._running[name] = self._taken(host, command, own) or _started(
+        command, own, log(name)
+      )
       detail = f'start {self.starts}'
       self._tell(name, 'started', self._running[name].pid, detail)
+
+  def _taken(
+    self, host: int, command: Sequence[str], environment: Mapping[str, str]
+  ) -> subprocess.Popen | None:
+    """Returns who stands by for a host, told to be its process; if any."""
+    popen = self._standby.pop(host, None)
+    if popen is None or popen.poll() is not None:
+      return None
+    _, _, module, *arguments = command  # python -m MODULE …
+    told = {
+      'module': module,
+      'arguments': arguments,
+      'environment': {GROUP_SECRET: environment[GROUP_SECRET]},
+    }
+    with contextlib.suppress(BrokenPipeError), popen.stdin as said:
+      said.write(f'{json.dumps(told)}\n'.encode())
+      return popen
+    return None
+
+  def stand_by(
+    self, log: Callable[[str], pathlib.Path], environment: Mapping[str, str]
+  ) -> None:
+    """Starts a process that stands by for each host, once the world trains."""
+    if self.state != RUNNING or time.monotonic() < self._stand_by_at_s:
+      return
+    self._stand_by_at_s = float('inf')
+    for host in range(self.role.hosts):
+      if host not in self._standby:
+        self._standby[host] = _started(
+          [sys.executable, '-m', 'diloco.learner.standby'],
+          {**environment, **self.role.variables(host)},
+          log(self.role.process(host)),
+          stdin=subprocess.PIPE,
+        )
 
   def send(self, number: signal.Signals, event: str, reason: str) -> None:
     """Signals all processes that run, each announced beforehand."""
@@ -303,10 +334,11 @@ class RoleProcesses:
     return at
 
   def forget(self) -> None:
-    """Removes what is in memory, and ends JAX's service."""
-    if self._coordination is not None:
-      self._coordination.kill()
-      self._coordination.wait()
+    """Removes what is in memory; ends JAX's service, and who stands by."""
+    for popen in (self._coordination, *self._standby.values()):
+      if popen is not None:
+        popen.kill()
+        popen.wait()
     if self._memory is not None:
       shutil.rmtree(self._memory, ignore_errors=True)
 
@@ -356,6 +388,25 @@ class RoleProcesses:
     self._exits.append(ended)
     if self._running:
       self._tell(name, 'exited', ended.pid, describe_exit(ended.code))
+
+
+def _started(
+  command: Sequence[str],
+  environment: Mapping[str, str],
+  log: pathlib.Path,
+  stdin: int = subprocess.DEVNULL,
+) -> subprocess.Popen:
+  """Starts a process in a group of its own, which dies with this one."""
+  log.parent.mkdir(parents=True, exist_ok=True)
+  with log.open('ab') as file:
+    return subprocess.Popen(
+      dying_with_parent(command),
+      stdin=stdin,
+      stdout=file,
+      stderr=subprocess.STDOUT,
+      env=environment,
+      process_group=0,
+    )
 
 
 def _worst(exits: Sequence[ProcessExit]) -> ProcessExit:
@@ -458,6 +509,7 @@ class Supervisor:
       self._rotate_logs()
     for group in self._groups.values():
       group.ask_back(time.monotonic())
+      group.stand_by(self._log, self._environment)
       is_due = time.monotonic() >= group.start_at_s
       if group.state == WAITING and is_due and not self.failure:
         group.start(self._log, self._environment)

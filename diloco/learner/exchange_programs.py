@@ -24,6 +24,7 @@ from jax.sharding import (
 from diloco.checkpoint.arrays import named
 from diloco.learner import host_parts
 from diloco.learner.hosts.boundary_memory import StoredBoundary
+from diloco.learner.kept_programs import KeptPrograms
 from diloco.models.sharding import SLICE
 from diloco.numerics import boxes
 from diloco.numerics.blend import make_blend
@@ -47,6 +48,7 @@ class ExchangePrograms:
   Args:
     mesh: of all arrays.
     params_like: path -> shape, dtype and sharding of the parameters.
+    kept: programs of earlier processes, if there may be any.
 
   Attributes:
     partition: how devices and hosts share the parameters.
@@ -65,8 +67,10 @@ class ExchangePrograms:
     run_spec: RunSpec,
     mesh: Mesh,
     params_like: Mapping[str, jax.ShapeDtypeStruct],
+    kept: KeptPrograms | None = None,
   ):
     self._run_spec = run_spec
+    self._kept = kept
     self._blend = choices.blend(run_spec.config.protocol, choices.ON_DEVICE)
     self._mesh = mesh
     self.params_like = dict(params_like)
@@ -91,9 +95,8 @@ class ExchangePrograms:
     host = jax.process_index() if spread else 0
     self.holding = HostSlices(run_spec.layout, self.partition, host)
     self._copy_state = self._compile(
-      _copied, self._state_shardings, self.state_like
+      'copy of the inner state', _copied, self._state_shardings, self.state_like
     )
-    self.compiled['copy of the inner state'] = self._copy_state
     fragments = run_spec.layout.fragments
     self._places = [
       {piece.name: self._place_of(piece) for piece in pieces}
@@ -133,17 +136,25 @@ class ExchangePrograms:
     places = jax.tree.map(lambda x: x.sharding, like)
     return jax.jit(make, out_shardings=places)()
 
-  def _compile(self, function, out, *like, **options) -> jax.stages.Compiled:
-    """Compiles a function for the mesh.
+  def _compile(
+    self, name: str, function, out, *like, **options
+  ) -> jax.stages.Compiled:
+    """Compiles a function for the mesh, as one of `compiled`.
 
     Args:
       out: shardings of its results.
       *like: shapes, dtypes and shardings of its arguments.
       **options: of `jax.jit`.
     """
-    with jax.set_mesh(self._mesh):
-      jitted = jax.jit(function, out_shardings=out, **options)
-      return jitted.lower(*like).compile()
+
+    def compile_() -> jax.stages.Compiled:
+      with jax.set_mesh(self._mesh):
+        jitted = jax.jit(function, out_shardings=out, **options)
+        return jitted.lower(*like).compile()
+
+    found = compile_() if self._kept is None else self._kept.get(name, compile_)
+    self.compiled[name] = found
+    return found
 
   def copy_state(self, state):
     """Dispatches a copy of the inner state, on its way to the host.
@@ -175,6 +186,7 @@ class ExchangePrograms:
   def compile_copy_all(self):
     """Compiles `copy_all`."""
     self._copy_all = self._compile(
+      'held copy',
       _copied,
       (self._shardings, self._state_shardings),
       (self.params_like, self.state_like),
@@ -345,11 +357,11 @@ class ExchangePrograms:
 
     used = {piece.path for piece in pieces}
     compiled = self._compile(
+      f'snapshot {fragment}',
       copy,
       self._places[fragment],
       {path: self.params_like[path] for path in used},
     )
-    self.compiled[f'snapshot {fragment}'] = compiled
     return lambda params: compiled({path: params[path] for path in used})
 
   def _compile_blend(self, name: str, rule, fragment: int):
@@ -369,6 +381,7 @@ class ExchangePrograms:
     places = self._places[fragment]
     arrays = {x.name: like(x.shape, places[x.name]) for x in pieces}
     compiled = self._compile(
+      f'{name} {fragment}',
       blend,
       {path: self._shardings[path] for path in used},
       {path: self.params_like[path] for path in used},
@@ -376,7 +389,6 @@ class ExchangePrograms:
       arrays,
       donate_argnums=0,
     )
-    self.compiled[f'{name} {fragment}'] = compiled
 
     def apply(params, global_, snapshot):
       changed = compiled(

@@ -23,6 +23,7 @@ from diloco.learner.exchange_programs import (
   like,
   place,
 )
+from diloco.learner.kept_programs import KeptPrograms
 from diloco.models import api, sharding
 from diloco.models.kinds import KINDS
 from diloco.numerics import boxes, inner
@@ -43,7 +44,10 @@ class StepPrograms(ExchangePrograms):
   """
 
   def __init__(
-    self, run_spec: RunSpec, devices: Sequence[jax.Device] | None = None
+    self,
+    run_spec: RunSpec,
+    devices: Sequence[jax.Device] | None = None,
+    kept: KeptPrograms | None = None,
   ):
     config = run_spec.config
     self.tokens_per_step = config.data.batch * config.data.seq_len
@@ -64,6 +68,7 @@ class StepPrograms(ExchangePrograms):
       run_spec,
       mesh,
       {path: like(x.shape, places[path]) for path, x in run_spec.specs.items()},
+      kept,
     )
     self.frozen_like = {
       path: like(x.shape, places[path], x.dtype)
@@ -79,8 +84,9 @@ class StepPrograms(ExchangePrograms):
       self._init_state = jax.jit(
         self._inner.init, out_shardings=self._state_shardings
       )
-    self._step = self._compile_step(self._inner_step, donate_argnums=(0, 1))
-    self.compiled['step'] = self._step
+    self._step = self._compile_step(
+      'step', self._inner_step, donate_argnums=(0, 1)
+    )
 
   def init(self, params: Mapping[str, np.ndarray]) -> tuple[Params, object]:
     """Puts parameters on the devices, with a fresh inner state."""
@@ -180,16 +186,20 @@ class StepPrograms(ExchangePrograms):
         return self._inner_step(params, state, frozen, batch, lr, draw)
 
       self._buffered = self._compile_step(
+        'double-buffered step',
         step,
         (self.params_like, self.state_like),
         donate_argnums=6,
         keep_unused=True,
       )
 
-  def _compile_step(self, step, *more, **options) -> jax.stages.Compiled:
+  def _compile_step(
+    self, name: str, step, *more, **options
+  ) -> jax.stages.Compiled:
     data = self._run_spec.config.data
     shape = data.batch, data.seq_len + 1
     return self._compile(
+      name,
       step,
       (self._shardings, self._state_shardings, self._whole),
       self.params_like,
@@ -263,9 +273,12 @@ class LearnerPrograms(StepPrograms):
   profiler: StepProfiler | None = None
 
   def __init__(
-    self, run_spec: RunSpec, devices: Sequence[jax.Device] | None = None
+    self,
+    run_spec: RunSpec,
+    devices: Sequence[jax.Device] | None = None,
+    kept: KeptPrograms | None = None,
   ):
-    super().__init__(run_spec, devices)
+    super().__init__(run_spec, devices, kept)
     self.compile_exchange()
 
   @property

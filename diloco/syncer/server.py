@@ -352,9 +352,18 @@ class SyncerServer:
         self._adopt_version(effect)
       case syncer_events.Retire():
         self._retire(effect)
-      case syncer_events.LogDecision() | syncer_events.LogReformed():
+      case syncer_events.LogDecision():
         logging.info(
           '%s: learner %d, %s', effect.kind, effect.learner, effect.reason
+        )
+      case syncer_events.LogReformed():
+        logging.info(
+          'learner %d goes on with %d of %d slices from step %d, %d steps lost',
+          effect.learner,
+          effect.slices,
+          effect.slices_of,
+          effect.step,
+          effect.lost_steps,
         )
       case syncer_events.End():
         self._disk.keep(self._machine.ledger(), self._run_crcs())

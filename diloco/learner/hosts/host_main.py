@@ -30,6 +30,7 @@ from diloco.learner.hosts.boundary_memory import BoundaryMemory
 from diloco.learner.hosts.follower import Follower
 from diloco.learner.hosts.host_group import HostGroup
 from diloco.learner.hosts.process_group import ProcessGroup
+from diloco.learner.kept_programs import KeptPrograms
 from diloco.learner.programs import LearnerPrograms
 from diloco.learner.restore import CheckpointGone
 from diloco.learner.syncer_client import SyncerClient
@@ -261,15 +262,19 @@ class _Process:
     self._run_spec = run_spec
     self._slices, self._all_slices = len(slices), all_slices
     self._over = False  # The others are told to end.
-    self._memory = None
+    self._memory = self._kept = None
     if values.memory:
       part = process_group.hosts // len(slices)
+      folder = pathlib.Path(values.memory)
+      identity = {**run_spec.fingerprints, 'learner': str(values.learner)}
       self._memory = BoundaryMemory(
-        pathlib.Path(values.memory),
+        folder,
         slices[process_group.index // part],
         process_group.index % part,
-        {**run_spec.fingerprints, 'learner': str(values.learner)},
+        identity,
       )
+      place = f'{process_group.index} of {process_group.hosts}'
+      self._kept = KeptPrograms(folder, {**identity, 'host': place})
     self._access = access
     self._flags = values
     self._index = process_group.index
@@ -407,7 +412,7 @@ class _Process:
     )
     # Before programs are compiled: without a handler the signal ends a process.
     signal.signal(signal.SIGUSR1, profiler.ask)
-    programs = LearnerPrograms(self._run_spec)
+    programs = LearnerPrograms(self._run_spec, kept=self._kept)
     programs.profiler = profiler
     _ = programs.frozen  # It is read before the learner says hello.
     return programs
