@@ -5,6 +5,7 @@ The next world of a learner with slices runs the programs of the last one that
 had as many. JAX's own cache does not have them: only process 0 writes to it,
 and on CPUs a program's key differs by process. Here each host keeps its own, in
 the folder in memory that its launcher makes and removes, and traces nothing.
+JAX's cache is off in such a process.
 """
 
 import hashlib
@@ -34,6 +35,9 @@ class KeptPrograms:
     digest = hashlib.sha256(whole.encode()).hexdigest()
     self._folder = folder / f'programs-{digest[:16]}'
     self._folder.mkdir(parents=True, exist_ok=True)
+    # A program that XLA has loaded from there can't be kept: on CPUs the kept
+    # one lacks functions, which is seen when it is run.
+    jax.config.update('jax_enable_compilation_cache', False)
 
   def get(
     self, name: str, compile_: Callable[[], jax.stages.Compiled]

@@ -18,7 +18,7 @@ from launch.program import Role
 from launch.supervisor import ProcessEvent, Supervisor
 from tests.processes.processes import ENDLESS, REPOSITORY, START_S, Processes
 
-pytestmark = [pytest.mark.beside, pytest.mark.soak]
+pytestmark = pytest.mark.beside
 
 FRAGMENTS = 2  # Of `tests_tiny`.
 SLICES, ROWS = 3, 2  # Rows of a slice.
