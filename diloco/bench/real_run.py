@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from diloco.transport.sockets import free_port
 
 ENDLESS = 10**8  # Steps; the benchmark ends the run.
 NEVER = 4 * 10**7  # H, such that no round becomes due.
-SYNCER = 'syncer'
+SYNCER, LAUNCHER = 'syncer', 'launcher'
 LOOK_EVERY_S = 0.05
 DEADLINE_S = 600.0  # For what takes seconds on a quiet machine.
 BOWL_LAYERS = 10
@@ -129,6 +130,25 @@ class RealRun:
         ),
       )
 
+  def start_launcher(self, *flags: str):
+    """Starts `diloco local`, which starts all others and ends with them."""
+    self._start(LAUNCHER, 'launch.local', '--cpu_devices', *flags)
+
+  def kill_of_launcher(self, name: str) -> float:
+    """Kills the newest process of the launcher's that has a name; returns when.
+
+    Args:
+      name: as `events.jsonl` has it, such as 'learner-0.1'.
+    """
+    pid = [
+      event['pid']
+      for event in read_jsonl(self.workdir.events)
+      if event['process'] == name and event['event'] == 'started'
+    ][-1]
+    at_s = time.time()
+    os.kill(pid, signal.SIGKILL)
+    return at_s
+
   def kill(self, name: str):
     """Kills a process, which may be started again."""
     process = self.processes.pop(name)
@@ -182,6 +202,11 @@ class RealRun:
   def steps(self, learner: int) -> list[dict]:
     """Returns what the learner wrote of each of its steps so far."""
     return read_jsonl(self.workdir.metrics(learner_name(learner)))
+
+  def reformings(self) -> list[dict]:
+    """Returns when learners went on with other slices, so far."""
+    lines = read_jsonl(self.workdir.tape)
+    return [line for line in lines if line['kind'] == 'Reform']
 
   def closes(self, learner: int | None = None) -> list[dict]:
     """Returns the rounds that closed so far, if given those with a learner."""

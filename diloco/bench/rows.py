@@ -69,6 +69,7 @@ WIRE = 'int4'  # The default of both directions.
 FRAGMENTS = 24  # Of the simulator.
 LAB_STEPS, PRODUCT = 4, 256
 OWN_LAYERS, OWN_ROWS = 16, 2048
+SLICES, SLICE_KILLS = 3, 8
 # That of the lab's studies, and one of twice its width.
 LAB_MODELS = {
   name: {
@@ -592,6 +593,79 @@ def measure_return(settings: BenchSettings) -> Iterator[BenchFigure]:
     )
 
 
+def measure_slices(settings: BenchSettings) -> Iterator[BenchFigure]:
+  """Measures how long a learner stands that loses a slice, or has one back.
+
+  It has three of one host each, and no peer. They are killed one after the
+  other, each once the one before is back. The first world of two slices
+  compiles its programs; all others find theirs.
+  """
+  away_s = settings.pick(15.0, 10.0)
+  for millions in settings.sizes:
+    overrides = {
+      **EVERY_24,
+      **bowl(millions),
+      'protocol.learners': 1,
+      'mesh.slices': SLICES,
+      'data.batch': 2 * SLICES,
+      'data.shards': 1,
+      'run.step_floor_s': 0.05,
+      'run.restart_delay_s': away_s,
+    }
+    with RealRun(overrides) as run:
+      run.start_launcher()
+      lost_s, back_s = [], []
+      for kill in range(settings.pick(SLICE_KILLS, 2)):
+        run.until_steps(0, settings.pick(40, 4))
+        killed_s = run.kill_of_launcher(learner_name(0, kill % SLICES))
+        first, between, back = _worlds_after(run, killed_s)
+        lost_s.append(first[names.TIME] - killed_s)
+        if between:  # Otherwise the slice was back before the first step.
+          back_s.append(back[names.TIME] - between[-1][names.TIME])
+      lost = run.reformings()
+    if not back_s:
+      raise BenchFailed(f'no step in the {away_s:g} s without a slice')
+    title = f'{millions:g} M, {SLICES} slices of a host'
+    yield BenchFigure(f'{title}, first loss', lost_s[0], 's')
+    yield BenchFigure(f'{title}, loss', statistics.median(lost_s[1:]), 's')
+    yield BenchFigure(f'{title}, longest of them', max(lost_s[1:]), 's')
+    yield BenchFigure(f'{title}, return', statistics.median(back_s), 's')
+    yield BenchFigure(
+      f'{title}, steps lost, at most', max(x['lost_steps'] for x in lost), ''
+    )
+
+
+def _worlds_after(
+  run: RealRun, killed_s: float
+) -> tuple[dict, list[dict], dict]:
+  """Waits until a slice of learner 0 that was killed takes part again.
+
+  Returns:
+    The first step after it was killed; the steps made without it; the first one
+    with it.
+  """
+
+  def of_whole() -> list[dict]:
+    whole = [
+      line[names.INCARNATION]
+      for line in run.reformings()
+      if line['slices'] == SLICES and line['time_s'] > killed_s
+    ]
+    return [x for x in run.steps(0) if x[names.INCARNATION] in whole]
+
+  run.until(lambda: bool(of_whole()), 'the slice of learner 0 is back')
+  back = of_whole()[0]
+  old = {
+    x[names.INCARNATION] for x in run.steps(0) if x[names.TIME] <= killed_s
+  }
+  between = [
+    x
+    for x in run.steps(0)
+    if x[names.INCARNATION] not in old and x[names.TIME] < back[names.TIME]
+  ]
+  return (between or [back])[0], between, back
+
+
 def measure_bytes(settings: BenchSettings) -> Iterator[BenchFigure]:
   """Measures TCP payload per parameter and full sync, control plane included.
 
@@ -829,6 +903,9 @@ ROWS = {
     "stall of a learner's step while the syncer comes back",
     measure_return,
     60.0,
+  ),
+  'slices': BenchRow(
+    'how long a learner stands that loses a slice', measure_slices, 240.0
   ),
   'bytes': BenchRow(
     'bytes at the sockets, each full sync', measure_bytes, 20.0

@@ -303,7 +303,9 @@ class ClusterObserver(Observer):
         merged_to = self._merged_to.get((old, p), 0)
         self._merged_to[process, p] = min(merged_to, process.first_step)
     match event:
-      case learner_events.Heard(message=messages.Welcome(clean=False)):
+      case learner_events.Heard(message=messages.Welcome(clean=False)) if (
+        process.online  # Otherwise it is of a session that has ended.
+      ):
         ready = any(
           isinstance(x, learner_events.Send)
           and isinstance(x.message, messages.Ready)
