@@ -37,6 +37,7 @@ class LiveSlices:
     self.away: dict[int, Away] = {}
     self._delay_s = delay_s
     self._asked: set[int] = set()  # To take part in the next world.
+    self._kept_away = False
     self._last: dict[int, Away] = {}  # Of those that are back: when, how long.
 
   def ended(self, kept: Mapping[int, bool], now_s: float) -> list[int]:
@@ -62,8 +63,13 @@ class LiveSlices:
     self.live = [i for i in range(self.count) if i not in self.away]
     return lost
 
+  def keep_away(self) -> None:
+    """Lets none come back until `take_back`."""
+    self._kept_away = True
+
   def take_back(self) -> None:
     """Makes all that are away due."""
+    self._kept_away = False
     for away in self.away.values():
       away.returns_at_s = float('-inf')
 
@@ -72,7 +78,9 @@ class LiveSlices:
     found = {
       i
       for i, away in self.away.items()
-      if away.returns_at_s <= now_s and i not in self._asked
+      if not self._kept_away
+      and away.returns_at_s <= now_s
+      and i not in self._asked
     }
     self._asked |= found
     return sorted(found)

@@ -518,6 +518,10 @@ class Supervisor:
     """Returns the slices of a role that take part, or are about to."""
     return self._groups[name].slices.live
 
+  def keep_away(self, name: str) -> None:
+    """Takes none of a role's slices back until `take_back`."""
+    self._groups[name].slices.keep_away()
+
   def take_back(self, name: str) -> None:
     """Has the slices of a role that are away take part from now on."""
     self._groups[name].slices.take_back()

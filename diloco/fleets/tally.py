@@ -159,6 +159,9 @@ class Tally(Observer):
       known = work.learners.get(learner)
       number = known.process + 1 if known else 0
       work.join(learner, number, process.started_s)
+      if (world := process.world).reformed:
+        share = world.slices / world.of
+        work.reform(learner, process.first_step, share)
       self._processes[learner] = process
     self._sessions[learner, process.incarnation] = process
     known = work.learners[learner]

@@ -11,7 +11,8 @@ readiness to the end of the run.
 * Useful is the time of finished steps, without their stalls, except for those
   that a death lost: what a process made after its last boundary that a round
   merged, or that is in a complete checkpoint. A process that leaves in good
-  order loses nothing.
+  order loses nothing. A learner that goes on with other slices loses what came
+  after the boundary that these held; a step of n of N slices counts n / N.
 
 `Work` counts it; the syncer's event log has what it counted at each `Worked`
 line, and `work_of_tape` reads that back.
@@ -168,10 +169,12 @@ class LearnerWork:
   kept_s: float = 0.0  # Part of made_s that its death would not lose.
   away_s: float = 0.0  # Time between leaving in good order and coming back.
   left_s: float | None = None  # When it left so; None: it is meant to be here.
+  slices_share: float = 1.0  # Of its slices, those of the newest process.
 
   @property
   def useful_s(self) -> float:
-    return self.done_s + (self.kept_s if self.state == LOST else self.made_s)
+    own_s = self.kept_s if self.state == LOST else self.made_s
+    return self.done_s + self.slices_share * own_s
 
   def away_until(self, at_s: float) -> float:
     """Returns the time for which it had left in good order."""
@@ -221,6 +224,8 @@ class Work:
     self._planned = planned
     # By learner: (step, made_s) of its process, for steps that may be lost;
     self._marks: dict[int, collections.deque[tuple[int, float]]] = {}
+    # those of the process before, as useful time beyond what it could not lose;
+    self._left_marks: dict[int, list[tuple[int, float]]] = {}
     # and the last step that cannot be lost.
     self._kept_steps: dict[int, int] = {}
 
@@ -246,8 +251,27 @@ class Work:
       self.learners[learner] = LearnerWork(
         learner, was.joined_s, process, done_s=was.useful_s, away_s=was.away_s
       )
-      self._marks.pop(learner, None)
+      self._left_marks[learner] = [
+        (step, was.slices_share * (made_s - was.kept_s))
+        for step, made_s in self._marks.pop(learner, ())
+        if was.state == LOST
+      ]
       self._kept_steps.pop(learner, None)
+
+  def reform(self, learner: int, step: int, slices_share: float):
+    """Notes that the newest process goes on with other slices.
+
+    Args:
+      step: own step of what they held; the process before has lost what it made
+        after that alone.
+      slices_share: those that take part, of all.
+    """
+    if learner not in self.learners:
+      return
+    marks = self._left_marks.pop(learner, [])
+    held_s = max((s for at, s in marks if at <= step), default=0.0)
+    done_s = self.learners[learner].done_s + held_s
+    self._change(learner, done_s=done_s, slices_share=slices_share)
 
   def ready(self, at_s: float):
     """Notes a ready learner; allocation begins with the first."""

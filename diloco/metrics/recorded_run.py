@@ -374,6 +374,7 @@ class FollowedRun:
     status: what the syncer last counted; of a run of the lab, what its event
       log tells; None: nothing yet.
     readied: (time, learner, where its state came from), for each bootstrap.
+    reformed: (time, learner) of those that went on with other slices.
     gaps: what is wrong with lines, in sentences that begin with the file.
     problem: the same, and what is wrong with the other files now.
 
@@ -404,6 +405,7 @@ class FollowedRun:
     self.goodput, self.age = ThinnedCurve(), ThinnedCurve(values_per_point=8)
     self.waits = ThinnedCurve(values_per_point=8)  # Quorum, grace window, sync.
     self.readied: list[tuple[float, int, str]] = []
+    self.reformed: list[tuple[float, int]] = []
     self.steps: list[StepRecord] | None = [] if whole else None
     # When learners said hello to the syncer and, if all is kept, it spoke.
     self.heard: dict[str, list[float]] = collections.defaultdict(list)
@@ -493,6 +495,8 @@ class FollowedRun:
       self.readied.append((at_s, line.get('learner'), line.get('reason', '')))
       if self._begin_s is None:
         self._begin_s = at_s
+    if kind == 'Reform':
+      self.reformed.append((at_s, line['learner']))
     if kind == 'Worked':
       try:
         self._work = work_of_tape([line], self.setup.learners)
@@ -777,6 +781,8 @@ class RecordedRun:
   status: RunStatus | None
   evaluation: Evaluation | None
   problem: str  # What is broken, in sentences that begin with the file.
+  # (time, learner) of those that went on with other slices.
+  reformed: tuple[tuple[float, int], ...] = ()
 
   @property
   def learners(self) -> range:
@@ -843,6 +849,7 @@ def record(run: FollowedRun) -> RecordedRun:
     status=run.status,
     evaluation=run.evaluation,
     problem=run.problem,
+    reformed=tuple((at_s - begin_s, m) for at_s, m in run.reformed),
   )
 
 

@@ -141,6 +141,8 @@ class Speeds:
     syncer_starts_s: from the syncer's start to its first line in the event log,
       of each return; at its first start it waits for learners.
     leave_s: from SIGTERM to the end of a learner's process; 0: none left.
+    reform_s: from the last step with some of a learner's slices to the begin of
+      the first with others, median; 0: none was lost.
   """
 
   step_s: tuple[float, ...]
@@ -151,6 +153,7 @@ class Speeds:
   learner_starts_s: tuple[float, ...]
   syncer_starts_s: tuple[float, ...]
   leave_s: float = 0.0
+  reform_s: float = 0.0
 
 
 def measure(
@@ -207,6 +210,7 @@ def measure(
     learner_starts_s=starts_s,
     syncer_starts_s=_starts(run.lives[SYNCER][1:]) or (SYNCER_START_S,),
     leave_s=_leave_s(learners, restart_delay_s),
+    reform_s=_reform_s(run),
   )
 
 
@@ -242,6 +246,18 @@ def _outages(lives: Sequence[Life]) -> Iterable[tuple[float, float]]:
   for dead, back in itertools.pairwise(lives):
     spoke_s = float('inf') if back.spoke_s is None else back.spoke_s
     yield dead.ended_s, spoke_s
+
+
+def _reform_s(run: RecordedRun) -> float:
+  """Returns how long a learner stood, in the median, that had other slices."""
+  took_s = []
+  for at_s, learner in run.reformed:
+    ends_s = [step for step in run.steps if step.learner == learner]
+    before = [step.end_s for step in ends_s if step.end_s <= at_s]
+    after = [step.end_s - step.step_s for step in ends_s if step.end_s > at_s]
+    if before and after:
+      took_s.append(max(0.0, after[0] - before[-1]))
+  return statistics.median(took_s) if took_s else 0.0
 
 
 def _leave_s(lives: Sequence[Sequence[Life]], restart_delay_s: float) -> float:

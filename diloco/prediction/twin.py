@@ -153,6 +153,30 @@ class SimulatedStage:
       _act(target, cluster.kill_syncer, cluster.kill_shard, cluster.kill)
     self._start(target, self._delay_s)
 
+  def kill_slice(self, target: str) -> None:
+    """Takes a slice from a learner; all are back after their delay."""
+    learner = number_of(target)
+    self.lose_slice(target)
+    self._cluster.sim.after(
+      self._delay_s, lambda: self.return_slice(learner_name(learner))
+    )
+
+  def lose_slice(self, target: str) -> None:
+    """Takes a slice from a learner."""
+    cluster, learner = self._cluster, number_of(target)
+    cluster.reform(learner, cluster.live_slices[learner] - 1)
+
+  def return_slice(self, target: str) -> None:
+    """Gives a learner all its slices back, once it trains."""
+    cluster, learner = self._cluster, number_of(target)
+    process, count = cluster.learners[learner], cluster.options.slices[learner]
+    if cluster.live_slices[learner] == count:
+      return
+    if process.training and not process.gone:
+      cluster.reform(learner, count)
+    else:
+      cluster.sim.after(AGAIN_S, lambda: self.return_slice(target))
+
   def pause(self, target: str) -> None:
     """Stops a process; a shard, which can't be stopped here, dies instead."""
     cluster = self._cluster
@@ -300,9 +324,17 @@ def simulate(
         TRANSFER_S, LATENCY_S, {}, (1.0,) * protocol.fragments, 0.0, seed
       ),
       speeds={m: lengths(m) for m in range(ids)},
-      batch_of=lambda m, _: setups[m].config.data.batch,
+      batch_of=lambda m, _: (
+        setups[m].config.data.batch // setups[m].config.mesh.slices
+      ),
       row_tokens=config.data.seq_len,
       shards=config.syncer.shards,
+      slices={
+        m: setup.config.mesh.slices
+        for m, setup in enumerate(setups)
+        if setup.config.mesh.slices > 1
+      },
+      reform_s=speeds.reform_s,
     ),
   )
   stage = SimulatedStage(

@@ -193,6 +193,9 @@ class RunStats:
         work.join(effect.learner, process, at_s)
       case syncer_events.LogDecision(kind='ready'):
         work.ready(at_s)
+      case syncer_events.LogReformed():
+        share = effect.slices / effect.slices_of
+        work.reform(effect.learner, effect.step, share)
       case syncer_events.LogDecision(kind='left'):
         work.leave(effect.learner, _in_order(effect), at_s)
       case syncer_events.Publish():

@@ -39,13 +39,14 @@ from launch.program import SYNCER
 
 KINDS = faults.performed_by(RealStage)
 EXAMPLE = 'experiments/tests_tiny.py'
-# What the run is judged by, and what the relay needs: the other data plane's
-# connections can't go through it. The command ends the run.
+# What the run is judged by. The command ends the run.
 KEYS = (
-  '--config.transport.data_plane=grpc',
   '--config.run.log_every_steps=1',
   f'--config.protocol.total_steps={10**8}',
 )
+# Links can be hit with this one alone: the other does not go by a proxy.
+PLANE, RELAYED = '--config.transport.data_plane', 'grpc'
+LINK_VERBS = {'cut', 'impair', 'throttle', 'partition'}
 WIDTH_MIN = 120
 OTHERWISE_MINUTES = 1.5  # Starts, calm before the plan, all back after it.
 
@@ -85,10 +86,22 @@ def _problems(argv, config: RunConfig):
       faults.check(RealStage, kind)
     except RefusedFault as error:
       yield f'--kinds={error}'
+    else:
+      if not _is_relayed(config) and _is_of_links(kind):
+        yield f'--kinds={kind}: hits a link, which needs {PLANE}={RELAYED}'
   if not values.minutes > 0:
     yield f'--minutes={values.minutes:g}: must be above 0'
   if not values.faults_per_hour >= 0:
     yield f'--faults_per_hour={values.faults_per_hour:g}: must be at least 0'
+
+
+def _is_relayed(config: RunConfig) -> bool:
+  return config.transport.data_plane == RELAYED
+
+
+def _is_of_links(kind: str) -> bool:
+  """Returns True for what the relay does."""
+  return bool(LINK_VERBS & set(KINDS[kind].verbs))
 
 
 def main(argv) -> int:
@@ -108,10 +121,16 @@ def main(argv) -> int:
     ids_max=len(stage.hosts_of(config)),
     servers=(SYNCER, *map(shard_name, range(1, config.syncer.shards))),
     hosts=tuple(role.hosts for role in learners),
+    slices=tuple(role.slices for role in learners),
   )
   kinds = {kind: KINDS[kind] for kind in values.kinds}
   if not kinds:  # All that this run can have.
-    kinds = {k: s for k, s in KINDS.items() if fault_plan.can_befall(s, cast)}
+    kinds = {
+      kind: shape
+      for kind, shape in KINDS.items()
+      if fault_plan.can_befall(shape, cast)
+      and (_is_relayed(config) or not _is_of_links(kind))
+    }
   seconds = values.minutes * 60
   plan = fault_plan.draw(
     values.seed, seconds, values.faults_per_hour, kinds, cast
@@ -152,7 +171,9 @@ def main(argv) -> int:
         *(config, flags.arguments(), workdir),
         on_poll=look,
         learners=learners,
-        connected=lambda role: stage.connected(role, config, relay, clocks),
+        connected=lambda role: stage.connected(
+          role, config, relay, clocks, _is_relayed(config)
+        ),
       ) as run,
     ):
       real = RealStage(run, relay, clocks)
@@ -170,4 +191,6 @@ if __name__ == '__main__':
   define_flags()
   if flags.has_config(sys.argv):  # Else it is refused.
     sys.argv += KEYS  # The last of equal flags counts.
+    if not any(word.startswith(PLANE) for word in sys.argv):
+      sys.argv.append(f'{PLANE}={RELAYED}')
   flags.run(main, lambda argv: flags.parse(argv, example=EXAMPLE))

@@ -15,6 +15,7 @@ from diloco.faults import (
   MEMBER,
   NEWCOMER,
   SERVER,
+  SLICE,
   WAYS,
   Fault,
   Kind,
@@ -37,12 +38,14 @@ class FaultTargets:
     ids_max: ids that a learner can have.
     servers: the syncer and its shards, by name.
     hosts: processes of each learner.
+    slices: that share them, of each learner; (): one each.
   """
 
   learners: int
   ids_max: int
   servers: tuple[str, ...]
   hosts: tuple[int, ...]
+  slices: tuple[int, ...] = ()
 
 
 def draw(
@@ -107,6 +110,7 @@ def can_befall(shape: Kind, cast: FaultTargets) -> bool:
     LEARNER: cast.learners > 0,
     SERVER: bool(cast.servers),
     HOST: max(cast.hosts, default=1) > 1,
+    SLICE: max(cast.slices, default=1) > 1,
     NEWCOMER: cast.ids_max > cast.learners,
     MEMBER: cast.learners > 1,
   }
@@ -196,6 +200,13 @@ class _Places:
         for m, hosts in enumerate(cast.hosts)
         for host in range(1, hosts)
         if learner_name(m) in members
+      ]
+    if SLICE in shape.targets:
+      names += [
+        f'{learner_name(m)}.{host}'
+        for m, (hosts, slices) in enumerate(zip(cast.hosts, cast.slices))
+        for host in range(0, hosts, hosts // slices)
+        if slices > 1 and learner_name(m) in members
       ]
     if MEMBER in shape.targets:
       names += self._dispensable(members, begin_s)

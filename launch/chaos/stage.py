@@ -204,6 +204,19 @@ class LiveRun:
     self._on_event(ProcessEvent(time.time(), process, 'killed', pid, reason))
     os.kill(pid, signal.SIGKILL)
 
+  def kill_slice(self, learner: str, host: int, reason: str) -> None:
+    """SIGKILL for all hosts of a slice, or of the first one that takes part.
+
+    Args:
+      host: the slice's first.
+    """
+    of_it = self._of_each[faults.number_of(learner)]
+    part = of_it.hosts // of_it.slices
+    live = self.supervisor.slices(learner)
+    i = host // part if host // part in live else live[0]
+    for each in range(i * part, (i + 1) * part):
+      self.kill_host(f'{learner}.{each}' if each else learner, reason)
+
   def until(
     self, holds: Callable[[], bool], deadline_s: float, what: str
   ) -> None:
@@ -286,11 +299,15 @@ def hosts_of(config: RunConfig) -> dict[str, str]:
   return {learner_name(m): LEARNER_HOST.format(m + 1) for m in range(ids)}
 
 
-def connected(role: Role, config: RunConfig, relay: Relay, clocks: Clocks):
-  """Returns a role with its address, its proxy and its clock."""
+def connected(
+  role: Role, config: RunConfig, relay: Relay, clocks: Clocks, proxied: bool
+):
+  """Returns a role with its address, its clock and, if asked, its proxy."""
   if not KINDS[role.name.partition('-')[0]].peer:
     return role  # The evaluator, which connects to no process.
-  more, environment = [f'--proxy={relay.listen(role.name)}'], role.environment
+  more, environment = [], role.environment
+  if proxied:
+    more.append(f'--proxy={relay.listen(role.name)}')
   if role.name.startswith(LEARNER):
     host = hosts_of(config)[role.name]
     more += [
@@ -363,6 +380,20 @@ class RealStage:
       self._run.kill_host(target, REASON)
     else:
       self._run.supervisor.kill(target, REASON)
+
+  def kill_slice(self, target: str) -> None:
+    """SIGKILL for its hosts; for those of another slice, if it is away."""
+    name, _, host = target.partition('.')
+    self._run.kill_slice(name, int(host), REASON)
+
+  def lose_slice(self, target: str) -> None:
+    """The same; the supervisor takes it back when it is told to."""
+    self._run.supervisor.keep_away(target.partition('.')[0])
+    self.kill_slice(target)
+
+  def return_slice(self, target: str) -> None:
+    """Has the supervisor take back what is away."""
+    self._run.supervisor.take_back(target.partition('.')[0])
 
   def pause(self, target: str) -> None:
     """SIGSTOP."""
