@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from absl import flags, logging
 
 from diloco.config import flags as config_flags
-from diloco.config.hardware import GROUP_SECRET
+from diloco.config.hardware import GROUP_SECRET, WORLD_OF_SLICES
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir, learner_name
@@ -64,8 +64,6 @@ from launch.supervisor import (
 
 AGAIN_S = 1.0  # Between two attempts to reach the rendezvous.
 ABSENT_S = 300.0  # Without it and a process; it may be elsewhere by then.
-# By which libtpu joins the devices of several slices.
-MEGASCALE = 'MEGASCALE_'
 
 _RENDEZVOUS = flags.DEFINE_string(
   'rendezvous', None, "host:port of the learner's rendezvous."
@@ -208,9 +206,9 @@ class Agent:
     if self._megascale and len(world.slices) > 1:
       first, _ = sockets.split(world.coordinator)
       environment |= {
-        f'{MEGASCALE}COORDINATOR_ADDRESS': first,
-        f'{MEGASCALE}NUM_SLICES': str(len(world.slices)),
-        f'{MEGASCALE}SLICE_ID': str(world.slices.index(slice_)),
+        f'{WORLD_OF_SLICES}COORDINATOR_ADDRESS': first,
+        f'{WORLD_OF_SLICES}NUM_SLICES': str(len(world.slices)),
+        f'{WORLD_OF_SLICES}SLICE_ID': str(world.slices.index(slice_)),
       }
     command = role.command(
       role.hosts_of([slice_])[host],

@@ -19,7 +19,13 @@ from experiments import tests_tiny
 from launch.backends import slurm
 from launch.backends.slurm import Slurm
 from launch.job import JobOptions, launch
-from tests.backends.launch_values import ASKED, a_config, a_launch, check_golden
+from tests.backends.launch_values import (
+  ASKED,
+  a_config,
+  a_launch,
+  a_sliced_launch,
+  check_golden,
+)
 from tests.backends.machines import SCONTROL, SRUN, SlurmNode, hurried
 from tests.waiting import until
 
@@ -62,6 +68,29 @@ def test_what_is_submitted(request):
   text = f'{json.dumps(argv, indent=1)}\n{script}'
   rewrite = request.config.getoption('--rewrite')
   check_golden('slurm-first-learner-nodes.txt', text, rewrite)
+
+
+def test_what_is_submitted_of_a_learner_of_several_slices(request):
+  whole = a_sliced_launch(
+    accelerator='gpu', gpus_per_host=8, hosts=4, workdir='/shared/runs/first'
+  )
+  (learner,) = whole.learners[:1]
+  backend = Slurm()
+  calls = [
+    *(backend.call(whole, met) for met in whole.rendezvous_of(learner)),
+    backend.learners(whole, [learner]),
+  ]
+  text = '\n'.join(
+    # What stands below is the same in all.
+    f'{json.dumps(argv, indent=1)}\n{script.partition("# SPDX")[0]}'
+    for argv, script in calls
+  )
+  rewrite = request.config.getoption('--rewrite')
+  check_golden('slurm-first-learner-slices.txt', text, rewrite)
+  listed = '12_0 0 RUNNING\n12_1 1 PENDING\n13 N/A RUNNING\n'
+  assert [argv[-1] for argv in slurm.cancel_commands(listed, learner)] == [
+    '12_0', '12_1', '13',
+  ]  # fmt: skip
 
 
 def test_shards_and_learners_wait_for_the_syncer():
@@ -115,7 +144,7 @@ def test_learners_of_one_kind_are_one_array():
 
 def test_who_is_taken_out_of_the_queue():
   listed = '12_0 0 RUNNING\n12_1 1 RUNNING\n15_1 1 PENDING\n'
-  assert slurm.cancel_commands(listed, 1) == [
+  assert slurm.cancel_commands(listed, a_launch().learners[1]) == [
     ('scancel', '--batch', '--signal=USR1', '12_1'),
     ('scancel', '15_1'),
   ]
