@@ -3,10 +3,10 @@
 
 The workdir is a folder that all nodes share. The syncer's job writes there at
 which host:port it listens; an element of the array is one learner, which reads
-that at each of its starts. A learner of several slices is an array by itself, of
-its slices, and a job for its rendezvous. A job that ends with anything but success or a fatal
-exit code requeues itself. The nodes of a learner are the tasks of one job step:
-srun ends all of them when one has failed.
+that at each of its starts. A learner of several slices is an array of its own,
+of them, and a job for its rendezvous. A job that ends with anything but success
+or a fatal exit code requeues itself. The nodes of a learner, or of its slice,
+are the tasks of one job step: srun ends all of them when one has failed.
 """
 
 import dataclasses
