@@ -46,7 +46,8 @@ RENDEZVOUS_PORT = 8500  # Of learner 0; the others have the next ones.
 # The syncer's CPUs, GiB of memory and of disk, for a model whose size only jax
 # could tell.
 UNPLANNED = 4, 16, 50
-RENDEZVOUS_PLACE = 1, 2  # CPUs and GiB; JAX's service is a process of its own.
+# The same of a rendezvous, whose JAX service is a process of its own.
+RENDEZVOUS_PLACE = 1, 2, 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,20 +275,24 @@ class JobSpec(JobOptions):
       for i in range(learner.slices)
     )
 
-  def rendezvous_of(self, learner: Task) -> tuple[Task, ...]:
-    """Returns the rendezvous of a learner of several slices; else nothing."""
-    if learner.slices == 1:
+  def rendezvous_of(self, role: Task) -> tuple[Task, ...]:
+    """Returns the rendezvous of a learner of several slices, or of a slice of
+    one; else nothing.
+    """
+    if role.slices == 1:
       return ()
+    learner = self.learners[role.learner]
     notice = f'--notice_s={self.notice_s}'
     fixed = [word for word in learner.arguments if word != notice]
     hosts = learner.resources.accelerator.hosts
+    cpus, memory_gib, disk = RENDEZVOUS_PLACE
     return (
       dataclasses.replace(
         learner,
         name=f'{learner.name}-{RENDEZVOUS}',
         kind=RENDEZVOUS,
         arguments=(*fixed, f'--slice_hosts={hosts}'),
-        resources=Resources(accelerator(CPU), *RENDEZVOUS_PLACE),
+        resources=Resources(accelerator(CPU), cpus, memory_gib, disk_gib=disk),
         environment=variables.of_kind(self.env, RENDEZVOUS),
         slices=1,
       ),

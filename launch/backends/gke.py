@@ -348,8 +348,7 @@ def _arguments(whole: JobSpec, role: Task) -> list[str]:
     OWN_INDEX,
     f'{_first_pod(whole.role_name(role))}:{COORDINATOR_PORT}',
   )
-  if role.slice is not None:
-    (met,) = whole.rendezvous_of(whole.learners[role.learner])
+  for met in whole.rendezvous_of(role):
     at = f'{_first_pod(whole.role_name(met))}:{whole.rendezvous_port(met)}'
     known = dataclasses.replace(known, rendezvous=at)
   fixed = (_literal(argument) for argument in role.arguments)
