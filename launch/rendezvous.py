@@ -158,7 +158,9 @@ class Rendezvous:
     """Notes that an agent is cut off: its slice is lost."""
     del self._agents[place]
     if place in self._running():
-      self._end(place, LOST, now_s)
+      self._codes[place] = LOST
+      self._end_at_s = min(self._end_at_s, now_s + AGENT_LOST_S)
+      self._ask()
 
   def poll(self, now_s: float) -> list[tuple[Place, FromRendezvous]]:
     """Returns messages to agents, in order; each once."""
@@ -202,10 +204,7 @@ class Rendezvous:
     """Notes the end of a process, and gives the others their time."""
     self._codes[place] = code
     logging.info('world %d: %s %s', self.world, place, describe_exit(code))
-    if code == LOST:
-      self._end_at_s = min(self._end_at_s, now_s + AGENT_LOST_S)
-      self._ask()
-    elif not has_left(code):
+    if not has_left(code):
       self._end_at_s = min(self._end_at_s, now_s + WORLD_ENDS_S)
     else:
       self._end_at_s = min(self._end_at_s, now_s + LINGER_S)
