@@ -234,8 +234,9 @@ def _lives(process):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize('hosts', [1, 2])
-def test_a_run_comes_to_its_end(tmp_path, hosts):
+@pytest.mark.parametrize(('hosts', 'slices'), [(1, 1), (2, 1), (1, 2)])
+def test_a_run_comes_to_its_end(tmp_path, hosts, slices):
+  """A learner of so many slices of so many hosts."""
   for name, text in (('srun', SRUN), ('scontrol', SCONTROL)):
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(0o755)
@@ -245,13 +246,18 @@ def test_a_run_comes_to_its_end(tmp_path, hosts):
   given = tests_tiny.get_config(text)
   given.transport.data_plane = 'grpc'
   given.mesh.fsdp = hosts  # A node has one device here.
-  keys = {'transport.data_plane': 'grpc', 'mesh.fsdp': hosts}
+  given.mesh.slices = slices
+  keys = {
+    'transport.data_plane': 'grpc',
+    'mesh.fsdp': hosts,
+    'mesh.slices': slices,
+  }
   options = {
     **ASKED,
     'workdir': str(workdir.root),
     'port': free_port(),
     'python': sys.executable,
-    'hosts': hosts,
+    'hosts': hosts * slices,
   }
   whole = launch(
     run_config.build(given),
@@ -265,10 +271,12 @@ def test_a_run_comes_to_its_end(tmp_path, hosts):
     JobOptions(**options),
   )
   backend, jobs = Slurm(), {}
-  calls = {
-    'syncer': backend.syncer(whole),
-    'learner-0': backend.learners(whole, whole.first_learners),
-  }
+  (learner,) = whole.first_learners
+  calls = {'syncer': backend.syncer(whole)}
+  for met in whole.rendezvous_of(learner):
+    calls[met.name] = backend.call(whole, met)
+  for each in whole.slices_of(learner):
+    calls[each.name] = backend.learners(whole, [learner])
   try:
     for job_id, (name, (_, script)) in enumerate(calls.items(), start=4711):
       with workdir.log(name).open('w') as log:
@@ -282,7 +290,7 @@ def test_a_run_comes_to_its_end(tmp_path, hosts):
             'DILOCO_HOST': '127.0.0.1',
             'SLURM_JOB_ID': str(job_id),
             'SLURM_JOB_NODELIST': 'all',
-            'SLURM_NNODES': '1' if name == 'syncer' else str(hosts),
+            'SLURM_NNODES': str(hosts) if name[-1].isdecimal() else '1',
             'SLURM_ARRAY_TASK_ID': name[-1],
           },
           stdout=log,
@@ -297,7 +305,7 @@ def test_a_run_comes_to_its_end(tmp_path, hosts):
   assert not (tmp_path / 'requeues').exists()
   assert read_summary(workdir.summary).step >= STEPS
   _check_said(workdir, 'syncer', {'role': 'syncer'}, 'run tests-tiny: ')
-  for host in range(hosts):
+  for host in range(hosts) if slices == 1 else ():
     who = {'role': 'learner', 'learner': 0, 'host': host}
     _check_said(workdir, 'learner-0', who, 'left: ')
 
