@@ -20,7 +20,15 @@ from diloco.metrics.workdir import Workdir, learner_name
 from diloco.sizing import memory
 from diloco.transport import planes
 from launch import program, variables
-from launch.program import EVALUATOR, LEARNER, RENDEZVOUS, SHARD, SYNCER, Task
+from launch.program import (
+  AGENT,
+  EVALUATOR,
+  LEARNER,
+  RENDEZVOUS,
+  SHARD,
+  SYNCER,
+  Task,
+)
 
 CPU = 'cpu'
 GPU = 'gpu'
@@ -265,6 +273,7 @@ class JobSpec(JobOptions):
         learner,
         name=f'{learner.name}-slice-{i}',
         arguments=(
+          AGENT,
           *learner.arguments,
           f'--slice={i}',
           f'--slice_hosts={hosts}',
@@ -291,7 +300,7 @@ class JobSpec(JobOptions):
         learner,
         name=f'{learner.name}-{RENDEZVOUS}',
         kind=RENDEZVOUS,
-        arguments=(*fixed, f'--slice_hosts={hosts}'),
+        arguments=(RENDEZVOUS, *fixed, f'--slice_hosts={hosts}'),
         resources=Resources(accelerator(CPU), cpus, memory_gib, disk_gib=disk),
         environment=variables.of_kind(self.env, RENDEZVOUS),
         slices=1,

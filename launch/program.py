@@ -23,7 +23,9 @@ SYNCER = 'syncer'
 SHARD = 'shard'  # Of the syncer, beside the one that leads.
 LEARNER = 'learner'
 RENDEZVOUS = 'rendezvous'  # Of a learner of several slices.
-AGENT = 'launch.agent'  # What the hosts of such a learner run.
+AGENT = 'agent'  # The command that each host of such a learner runs.
+# Becomes the command that its first argument names, installed or not.
+COMMANDS = 'diloco'
 EVALUATE = 'evaluate'
 # From SIGTERM to SIGKILL: what each promises, and some seconds to end in.
 SYNCER_LEAVE_S = 65.0  # It may wait for one checkpoint, and write another.
@@ -45,7 +47,7 @@ KINDS = {
   SYNCER: Kind('diloco.syncer', 'bind', SYNCER_LEAVE_S, ends_run=True),
   SHARD: Kind('diloco.syncer_shard', 'leader', SYNCER_LEAVE_S),
   LEARNER: Kind('diloco.learner', 'syncer', LEARNER_LEAVE_S),
-  RENDEZVOUS: Kind('launch.rendezvous', 'bind'),
+  RENDEZVOUS: Kind(COMMANDS, 'bind'),
   # It reads a folder, and connects to no process.
   EVALUATOR: Kind('diloco.evaluator', optional=True),
 }
@@ -69,7 +71,7 @@ class Task:
 
   @property
   def module(self) -> str:
-    return KINDS[self.kind].module if self.slice is None else AGENT
+    return KINDS[self.kind].module if self.slice is None else COMMANDS
 
 
 def tasks(

@@ -83,9 +83,9 @@ def test_the_agents_of_a_slice_find_the_rendezvous(machine):
   (learner,) = whole.learners[:1]
   last = whole.slices_of(learner)[2]
   (words,) = got(machine, whole, last)
-  assert words[:2] == ['-m', 'launch.agent']
+  assert words[:3] == ['-m', 'diloco', 'agent']
   joined = ['--megascale'] * learner.resources.accelerator.is_tpu
-  assert sorted(words[2:]) == sorted(
+  assert sorted(words[3:]) == sorted(
     [
       *(*COMMON, TOKEN, '--learner=0', '--notice_s=25', HOST, *joined),
       *(f'--syncer={machine.syncer}', f'--rendezvous={machine.rendezvous}'),
@@ -93,7 +93,7 @@ def test_the_agents_of_a_slice_find_the_rendezvous(machine):
       f'--slice_host={machine.hosts - 1}',
     ]
   )
-  assert sorted(learner_flags(words[2:])) == sorted(
+  assert sorted(learner_flags(words[3:])) == sorted(
     [
       *(*COMMON, TOKEN, '--learner=0', '--notice_s=25', HOST),
       f'--syncer={machine.syncer}',
@@ -102,7 +102,7 @@ def test_the_agents_of_a_slice_find_the_rendezvous(machine):
   (met,) = whole.rendezvous_of(learner)
   (words,) = got(machine, whole, met)
   assert words == [
-    *('-m', 'launch.rendezvous', *COMMON, TOKEN, '--learner=0'),
+    *('-m', 'diloco', 'rendezvous', *COMMON, TOKEN, '--learner=0'),
     *(f'--slice_hosts={machine.hosts}', HOST, f'--bind={ADDRESS}:8500'),
   ]
 
