@@ -10,17 +10,19 @@ is whether the host's boundary is in memory. The folder in memory belongs to the
 agent: it outlives the process, and goes with the agent.
 
 It ends with the learner's exit code when the run is over, when it can not run
-as configured, and when no slice has anything in memory. After SIGTERM its slice
+as configured, and when worlds end again and again. After SIGTERM its slice
 leaves the world at a boundary, with 143; the learner leaves in order if all of
 its slices are told.
 """
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import queue
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -63,6 +65,7 @@ from launch.supervisor import (
 )
 
 AGAIN_S = 1.0  # Between two attempts to reach the rendezvous.
+RENDEZVOUS = 'the rendezvous'  # As messages name it.
 ABSENT_S = 300.0  # Without it and a process; it may be elsewhere by then.
 
 _RENDEZVOUS = flags.DEFINE_string(
@@ -114,6 +117,7 @@ class Agent:
     self._told = False  # To stop, and
     self._has_said_so = False
     self._absent_since_s = time.monotonic()
+    self._why_absent = ''
 
   def stop(self) -> None:
     """Has its slice leave; for a handler of signals."""
@@ -169,12 +173,15 @@ class Agent:
     match message:
       case HostConnection():
         self._rendezvous = message
+        self._why_absent, self._has_said_so = '', False
         role, world = self._role, self._world if self._process else 0
         hosts = role.hosts // role.slices
         message.send(AgentHere(*self._place, role.slices, hosts, world))
         self._get_ready()
       case GroupLost():
-        logging.warning('the rendezvous is away: %s', message)
+        if self._why_absent != str(message):  # Else once a second.
+          self._why_absent = str(message)
+          logging.warning('%s', message)
         if self._rendezvous is not None:
           self._rendezvous.close(POLL_S)
           self._absent_since_s = time.monotonic()
@@ -199,7 +206,6 @@ class Agent:
     self._rendezvous.send(AgentReady(coordinator, self._world, self._code))
 
   def _start(self, world: StartWorld) -> None:
-    self._memory.mkdir(parents=True, exist_ok=True)
     (self._memory / WANTED).unlink(missing_ok=True)
     role, (slice_, host) = self._role, self._place
     environment = {**os.environ, GROUP_SECRET: world.secret}
@@ -246,7 +252,7 @@ def _keep(at: tuple[str, int], secret: bytes, heard: queue.SimpleQueue) -> None:
   """
   while True:
     try:
-      raw = host_channel.connect(at, secret)
+      raw = host_channel.connect(at, secret, peer=RENDEZVOUS)
     except GroupLost as error:
       heard.put(error)
       time.sleep(AGAIN_S)
@@ -254,11 +260,7 @@ def _keep(at: tuple[str, int], secret: bytes, heard: queue.SimpleQueue) -> None:
     lost: queue.SimpleQueue = queue.SimpleQueue()
     heard.put(
       HostConnection(
-        raw,
-        slice_messages.FROM_RENDEZVOUS,
-        heard.put,
-        lost.put,
-        'the rendezvous',
+        raw, slice_messages.FROM_RENDEZVOUS, heard.put, lost.put, RENDEZVOUS
       )
     )
     heard.put(lost.get())
@@ -268,6 +270,24 @@ def learner_flags(words: Sequence[str]) -> list[str]:
   """Returns the flags of a command line that are the learner's."""
   own = tuple(f'--{name}' for name in OWN_FLAGS)
   return [word for word in words if word.partition('=')[0] not in own]
+
+
+def memory_folder(name: str) -> pathlib.Path:
+  """Returns a folder in memory that a next agent of this name finds, too.
+
+  Raises:
+    ConfigError: it is another user's.
+  """
+  shared = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None
+  digest = hashlib.sha256(f'{os.getuid()} {name}'.encode()).hexdigest()[:16]
+  path = pathlib.Path(shared or tempfile.gettempdir()) / f'diloco-{digest}'
+  with contextlib.suppress(FileExistsError):
+    path.mkdir(mode=0o700)
+  found = path.lstat()
+  if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    raise ConfigError([f'{path}: is not a folder of this user'])
+  path.chmod(0o700)
+  return path
 
 
 def main(config: RunConfig) -> int:
@@ -293,8 +313,7 @@ def main(config: RunConfig) -> int:
       named='rendezvous',
     )
     address = sockets.routable(config.transport.host)
-  name = f'{config.name}-{learner_name(learner)}-{place.slice}.{place.host}'
-  folder = SHARED_MEMORY if os.path.isdir(SHARED_MEMORY) else None
+  workdir = pathlib.Path(flags.FLAGS.workdir).absolute()
   command = (sys.executable, '-m', KINDS[LEARNER].module)
   agent = Agent(
     Role(
@@ -305,8 +324,8 @@ def main(config: RunConfig) -> int:
     ),
     place,
     address,
-    pathlib.Path(folder or tempfile.gettempdir()) / f'diloco-{name}',
-    Workdir(pathlib.Path(flags.FLAGS.workdir)),
+    memory_folder(f'{workdir} {learner_name(learner)} {place}'),
+    Workdir(workdir),
     _MEGASCALE.value,
   )
   signal.signal(signal.SIGTERM, lambda *_: agent.stop())

@@ -9,10 +9,12 @@ It starts one world after the other: of the slices that `LiveSlices` says, with
 JAX's coordination service in a process of its own beside it. A slice whose
 process, agent or machine ends is lost; the others go on from memory.
 
-Where no slice has its boundary in memory the agents end with the exit code that
-counts, and are started again by what has started them, as any learner is. The
-rendezvous ends with 0 or a fatal exit code, once its learner does. If it dies,
-so does JAX's service with it, and the learner starts again as a whole.
+Where no slice has written its boundary, all whose agents are there start again,
+a few times in a row. Then, or where the learner has left, agents end with the
+exit code that counts, and are started again by what has started them, as any
+learner is. The rendezvous ends with 0 or a fatal exit code, once its learner
+does. If it dies, so does JAX's service with it, and the learner starts again as
+a whole.
 """
 
 import dataclasses
@@ -70,8 +72,8 @@ GATHER_S = 120.0
 # From the end of an agent, whose process may live on, to that of its world.
 AGENT_LOST_S = 60.0
 TOGETHER_S = 2.0  # Within which all slices are told to stop, where all are.
-# Worlds in a row that end by themselves with all slices in memory.
-UNASKED_MAX = 3
+# Worlds in a row that end by themselves, with all slices in memory or none.
+AGAIN_MAX = 3
 CLOSE_S = 10.0
 LOST = -signal.SIGKILL  # In place of an exit code, of an agent that is gone.
 
@@ -120,7 +122,7 @@ class Rendezvous:
     self._asked = self._stopped = False
     self._end_at_s = self._leave_at_s = float('inf')
     self._gathers_s: float | None = None  # Since when a slice is whole.
-    self._unasked = 0
+    self._again = 0
     self._messages: list[tuple[Place, FromRendezvous]] = []
 
   def problem(self, here: AgentHere) -> str:
@@ -238,17 +240,27 @@ class Rendezvous:
       and all(self._codes[place] == EXIT_SLICES for place in self._places(i))
       for i in self.slices.live
     }
-    is_whole = all(kept.values())
-    self._unasked = self._unasked + 1 if is_whole and not self._asked else 0
-    asked = self._asked or 0 < self._unasked <= UNASKED_MAX
     worst = max(self._codes.values(), key=severity)
     self._codes = {}
-    if self.slices.re_forms(kept, asked, now_s):
+    none = not any(kept.values())
+    if none and not (has_left(worst) or worst in EXITS_FATAL):
+      # What is in memory of an older world may still be of use.
+      kept = {
+        i: i not in leaving
+        and all(place in self._agents for place in self._places(i))
+        for i in self.slices.live
+      }
+    is_again = none or (all(kept.values()) and not self._asked)
+    self._again = self._again + 1 if is_again else 0
+    if self._again > AGAIN_MAX:
+      kept = dict.fromkeys(kept, False)
+    if self.slices.re_forms(kept, True, now_s):
       logging.info('goes on with slices %s', self.slices.live)
       return
     code = worst if worst >= 0 else 128 - worst
-    if worst == 0 or worst in EXITS_FATAL:
+    if worst in (0, *EXITS_FATAL):
       self.over = worst
+    self._again = 0
     logging.info('world %d has ended with exit code %d', self.world, code)
     for place, agent in self._agents.items():
       agent.ready = None

@@ -212,14 +212,18 @@ def _notice_silence(connection: multiprocessing.connection.Connection) -> None:
 
 
 def connect(
-  address: tuple[str, int], secret: bytes, absent_s: float = 0.0
+  address: tuple[str, int],
+  secret: bytes,
+  absent_s: float = 0.0,
+  peer: str = 'the leading host',
 ) -> multiprocessing.connection.Connection:
-  """Connects to the leading host.
+  """Connects to a listener.
 
   Args:
     address: host and port; a name is resolved at each attempt.
     secret: proven by both sides.
     absent_s: how long to retry while nothing listens there.
+    peer: what listens there.
 
   Raises:
     GroupLost: it is not there, is another learner's, or does not answer.
@@ -255,7 +259,7 @@ def connect(
       '(--token_file), or is of another learner'
     ) from answer
   if isinstance(answer, Exception):
-    raise GroupLost(f'the leading host at {address}: {answer}') from answer
+    raise GroupLost(f'{peer} at {address}: {answer}') from answer
   return answer
 
 

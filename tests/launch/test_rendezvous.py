@@ -4,12 +4,14 @@ argument. Then it and agents by their sockets, with a stand-in for the learner.
 """
 
 import pathlib
+import shutil
 import signal
 import sys
 import threading
 
 import pytest
 
+from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir
 from diloco.protocol.slice_messages import (
   AgentHere,
@@ -21,13 +23,14 @@ from diloco.protocol.slice_messages import (
   StartWorld,
 )
 from diloco.transport.host_channel import HostListener
+from launch import agent
 from launch.agent import Agent, learner_flags
 from launch.program import Role
 from launch.rendezvous import (
+  AGAIN_MAX,
   AGENT_LOST_S,
   GATHER_S,
   TOGETHER_S,
-  UNASKED_MAX,
   Place,
   Rendezvous,
   Server,
@@ -148,27 +151,16 @@ def test_a_process_of_another_world_is_ended():
   assert learner.told() == {EndProcess(kill=True): [Place(0, 0)]}
 
 
-@pytest.mark.parametrize(
-  ('code', 'told', 'over'),
-  [
-    (0, 0, 0), (78, 78, 78), (69, 69, 69), (143, 143, None), (1, 1, None),
-    (-signal.SIGKILL, 137, None),
-  ],
-)  # fmt: skip
-def test_where_nothing_is_in_memory_agents_end_as_the_learner_did(
-  code, told, over
-):
+@pytest.mark.parametrize('code', [0, 64, 69, 78, EXIT_STOPPED])
+def test_where_the_learner_has_left_its_agents_end_as_it_did(code):
   learner = Learner().trains()
   learner.ends(PLACES[0], code=code)
-  stops = {EndProcess(kill=False): PLACES[1:]} if code == 143 else {}
+  is_stopped = code == EXIT_STOPPED
+  stops = {EndProcess(kill=False): PLACES[1:]} if is_stopped else {}
   assert learner.told() == stops
   learner.ends(*PLACES[1:], code=code)
-  assert learner.told() == {LearnerOver(told): PLACES}
-  assert learner.it.over == over
-  for place in PLACES:
-    learner.it.gone(place, learner.now_s)
-  if over is None:
-    learner.trains()
+  assert learner.told() == {LearnerOver(code): PLACES}
+  assert learner.it.over == (None if is_stopped else code)
 
 
 def test_a_slice_that_is_told_to_stop_leaves_at_a_boundary():
@@ -187,13 +179,30 @@ def test_where_all_are_told_to_stop_the_learner_leaves_in_order():
   assert learner.told(TOGETHER_S) == {EndProcess(kill=False): PLACES}
 
 
-def test_worlds_that_end_by_themselves_again_and_again():
+@pytest.mark.parametrize(
+  ('code', 'told'), [(EXIT_SLICES, EXIT_SLICES), (1, 1), (-9, 137)]
+)
+def test_worlds_that_end_by_themselves_again_and_again(code, told):
   learner = Learner().trains()
-  for _ in range(UNASKED_MAX):
-    learner.ends(*PLACES, code=EXIT_SLICES)
+  for _ in range(AGAIN_MAX):
+    learner.ends(*PLACES, code=code)
     assert learner.told() == {(0, 1, 2): PLACES}
-  learner.ends(*PLACES, code=EXIT_SLICES)
-  assert learner.told() == {LearnerOver(EXIT_SLICES): PLACES}
+  learner.ends(*PLACES, code=code)
+  assert learner.told() == {LearnerOver(told): PLACES}
+  assert learner.it.over is None
+  for place in PLACES:
+    learner.it.gone(place, learner.now_s)
+  learner.trains()
+
+
+def test_a_machine_that_is_lost_while_a_world_begins():
+  """What is in memory of an older world is not given up."""
+  learner = Learner().trains()
+  for place in of(1):
+    learner.it.gone(place, learner.now_s)
+  learner.told()
+  learner.ends(*of(0, 2), code=1)  # They had no boundary yet.
+  assert learner.told() == {(0, 2): of(0, 2)}
 
 
 def test_an_agent_of_another_learner_is_refused():
@@ -206,6 +215,19 @@ def test_an_agent_of_another_learner_is_refused():
 def test_an_agent_passes_on_what_is_the_learners():
   words = ['--slice=1', '--learner=0', '--slice_hosts=2', '--slices=3']
   assert learner_flags([*words, '--megascale']) == ['--learner=0', '--slices=3']
+
+
+def test_a_folder_in_memory_is_of_one_user_and_host(tmp_path, monkeypatch):
+  monkeypatch.setattr(agent, 'SHARED_MEMORY', str(tmp_path))
+  path = agent.memory_folder('host 0')
+  (path / 'slice-0').touch()
+  assert agent.memory_folder('host 0') == path
+  assert agent.memory_folder('host 1') != path
+  assert path.stat().st_mode & 0o777 == 0o700
+  shutil.rmtree(path)
+  path.symlink_to(tmp_path)
+  with pytest.raises(ConfigError, match='is not a folder of this user'):
+    agent.memory_folder('host 0')
 
 
 # Each process of the stand-in waits for the file of its agent, or for SIGTERM.
@@ -241,6 +263,7 @@ def test_agents_and_a_rendezvous_by_their_sockets(tmp_path: pathlib.Path):
   threads = [run('rendezvous', Server(rendezvous, listener).run)]
   stand_in = (sys.executable, '-IS', '-c', STAND_IN, str(tmp_path))
   for i in range(2):
+    (tmp_path / f'memory-{i}').mkdir()
     agents[i] = Agent(
       Role('learner-0', stand_in, hosts=2, slices=2),
       Place(i, 0),
