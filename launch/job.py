@@ -87,17 +87,26 @@ NAMES = (CPU, GPU, *TPUS)
 
 
 def accelerator(
-  name: str, gpus_per_host: int = 0, hosts: int = 0
+  name: str, gpus_per_host: int = 0, hosts: int = 0, slices: int = 1
 ) -> Accelerator:
-  """Returns the machines of one learner.
+  """Returns the machines of one learner, or of each of its slices.
 
   Args:
-    hosts: hosts of CPU or GPU; a slice has a fixed number. 0: not given.
+    hosts: hosts of CPU or GPU, in all slices; a slice of TPUs has a fixed
+      number. 0: not given.
 
   Raises:
-    ConfigError: no such accelerator, GPUs without their number, or a slice with
-      another number of hosts.
+    ConfigError: no such accelerator, GPUs without their number, a slice with
+      another number of hosts, or hosts that slices do not share evenly.
   """
+  asked, hosts = hosts, hosts // slices
+  if asked % slices:
+    raise ConfigError(
+      [
+        f'--hosts={asked}: the {slices} slices of a learner '
+        '(config.mesh.slices) do not share them evenly'
+      ]
+    )
   if name == CPU:
     return Accelerator(CPU, hosts or 1, chips_per_host=0)
   if name == GPU:
@@ -108,7 +117,7 @@ def accelerator(
     return Accelerator(GPU, hosts or 1, gpus_per_host)
   chosen = TPUS[hardware.topology(name, '--accelerator', (CPU, GPU)).name]
   if hosts not in (0, chosen.hosts):
-    raise ConfigError([f'--hosts={hosts}: a slice {name} has {chosen.hosts}'])
+    raise ConfigError([f'--hosts={asked}: a slice {name} has {chosen.hosts}'])
   return chosen
 
 
@@ -428,15 +437,8 @@ def _learner_place(setup: Setup, asked: JobOptions) -> Resources:
     own = {'reservation': ''} | own
   asked = dataclasses.replace(asked, **own)
   slices = setup.config.mesh.slices
-  if asked.hosts % slices:
-    raise ConfigError(
-      [
-        f'--hosts={asked.hosts}: the {slices} slices of a learner '
-        '(config.mesh.slices) do not share them evenly'
-      ]
-    )
   chosen = accelerator(
-    asked.accelerator, asked.gpus_per_host, asked.hosts // slices
+    asked.accelerator, asked.gpus_per_host, asked.hosts, slices
   )
   if problems := [*_place_problems(setup.config, asked, chosen)]:
     raise ConfigError(problems)

@@ -150,6 +150,7 @@ REFUSED = (
     [*GKE, *SLICED, '--hosts=3'],
     '--hosts=3: the 2 slices of a learner (config.mesh.slices) do not share',
   ),
+  ([*GKE, *SLICED, '--hosts=4'], '--hosts=4: a slice v5litepod-8 has 1'),
   (
     [*GKE, *SLICED, '--config.mesh.fsdp=4'],
     'each of 2 slices (config.mesh.slices) has 8 devices there, and config',
