@@ -84,6 +84,9 @@ class Place(NamedTuple):
   slice: int
   host: int
 
+  def __str__(self) -> str:
+    return f'slice {self.slice}, host {self.host}'
+
 
 @dataclasses.dataclass
 class Agent:
@@ -205,7 +208,7 @@ class Rendezvous:
   def _end(self, place: Place, code: int, now_s: float) -> None:
     """Notes the end of a process, and gives the others their time."""
     self._codes[place] = code
-    logging.info('world %d: %s %s', self.world, place, describe_exit(code))
+    logging.info('world %d: %s: %s', self.world, place, describe_exit(code))
     if not has_left(code):
       self._end_at_s = min(self._end_at_s, now_s + WORLD_ENDS_S)
     else:
