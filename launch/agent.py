@@ -28,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import flags, logging
 
@@ -52,6 +52,7 @@ from diloco.run.bind_policy import check_group, given_access
 from diloco.run.command import run_command
 from diloco.transport import host_channel, sockets
 from diloco.transport.host_channel import GroupLost, HostConnection
+from launch import standby
 from launch.parent_death import dying_with_parent
 from launch.program import KINDS, LEARNER, Role
 from launch.rendezvous import Place, channel_secret
@@ -112,6 +113,8 @@ class Agent:
     self._heard: queue.SimpleQueue = queue.SimpleQueue()
     self._rendezvous: HostConnection | None = None
     self._process: subprocess.Popen | None = None
+    self._standby: subprocess.Popen | None = None  # For the next one.
+    self._stand_by_at_s = float('inf')  # On the monotonic clock.
     self._world, self._code = 0, 0  # Of the last process.
     self._over: int | None = None
     self._told = False  # To stop, and
@@ -138,6 +141,9 @@ class Agent:
       return code
     finally:
       self._signal(signal.SIGKILL)
+      if self._standby is not None:
+        self._standby.kill()
+        self._standby.wait()
       shutil.rmtree(self._memory, ignore_errors=True)
       if self._rendezvous is not None:
         self._rendezvous.close(AGAIN_S)
@@ -148,6 +154,11 @@ class Agent:
       self._hear(self._heard.get(timeout=POLL_S))
     if self._process is not None and has_exited(self._process):
       self._reap()
+    if self._process and time.monotonic() >= self._stand_by_at_s:
+      self._stand_by_at_s = float('inf')
+      self._standby = self._started(
+        standby.COMMAND, os.environ, subprocess.PIPE
+      )
     if self._told and not self._has_said_so and self._process is not None:
       self._has_said_so = True
       if self._rendezvous is None:
@@ -208,7 +219,7 @@ class Agent:
   def _start(self, world: StartWorld) -> None:
     (self._memory / WANTED).unlink(missing_ok=True)
     role, (slice_, host) = self._role, self._place
-    environment = {**os.environ, GROUP_SECRET: world.secret}
+    environment = {GROUP_SECRET: world.secret}
     if self._megascale and len(world.slices) > 1:
       first, _ = sockets.split(world.coordinator)
       environment |= {
@@ -225,10 +236,24 @@ class Agent:
     )
     logging.info('world %d: slices %s', world.world, world.slices)
     self._world = world.world
-    self._process = subprocess.Popen(
+    waits, self._standby = self._standby, None
+    if standby.becomes(waits, command, environment):
+      self._process = waits
+    else:
+      self._process = self._started(command, {**os.environ, **environment})
+    if role.argv[1] == '-m':
+      self._stand_by_at_s = time.monotonic() + standby.AFTER_S
+
+  def _started(
+    self,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stdin: int = subprocess.DEVNULL,
+  ) -> subprocess.Popen:
+    return subprocess.Popen(
       dying_with_parent(command),
-      stdin=subprocess.DEVNULL,
-      env=environment,
+      stdin=stdin,
+      env=dict(environment),
       process_group=0,
     )
 

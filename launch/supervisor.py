@@ -6,14 +6,12 @@ Its exit codes are those of all back ends.
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +21,7 @@ from absl import logging
 from diloco.config.hardware import GROUP_SECRET
 from diloco.protocol.host_messages import WANTED
 from diloco.transport import sockets
+from launch import standby
 from launch.coordination import Coordination
 from launch.parent_death import dying_with_parent
 from launch.program import Role
@@ -31,7 +30,6 @@ from launch.slices import LiveSlices
 Tell = Callable[[str, str, int, str], None]  # Process, event, pid, detail.
 LINGER_S = 30.0  # From the run's end until remaining processes are stopped.
 POLL_S = 0.05
-STANDBY_AFTER_S = 5.0  # From the start of a world to that of the next one's.
 WORLD_ENDS_S = 15.0  # Within which other slices write their boundary.
 SHARED_MEMORY = '/dev/shm'
 DISMISSED = 'it was dismissed'  # The end of an event's detail.
@@ -208,7 +206,7 @@ class RoleProcesses:
     live, sliced = self.slices.live, ()
     if role.slices > 1:
       self._wanted.unlink(missing_ok=True)
-      self._stand_by_at_s = time.monotonic() + STANDBY_AFTER_S
+      self._stand_by_at_s = time.monotonic() + standby.AFTER_S
       sliced = str(self._in_memory()), self._coordinated(len(live))
     self.state = RUNNING
     self.starts += 1
@@ -227,18 +225,8 @@ class RoleProcesses:
   ) -> subprocess.Popen | None:
     """Returns who stands by for a host, told to be its process; if any."""
     popen = self._standby.pop(host, None)
-    if popen is None or popen.poll() is not None:
-      return None
-    _, _, module, *arguments = command  # python -m MODULE …
-    told = {
-      'module': module,
-      'arguments': arguments,
-      'environment': {GROUP_SECRET: environment[GROUP_SECRET]},
-    }
-    with contextlib.suppress(BrokenPipeError), popen.stdin as said:
-      said.write(f'{json.dumps(told)}\n'.encode())
-      return popen
-    return None
+    own = {GROUP_SECRET: environment[GROUP_SECRET]}
+    return popen if standby.becomes(popen, command, own) else None
 
   def stand_by(
     self, log: Callable[[str], pathlib.Path], environment: Mapping[str, str]
@@ -250,7 +238,7 @@ class RoleProcesses:
     for host in range(self.role.hosts):
       if host not in self._standby:
         self._standby[host] = _started(
-          [sys.executable, '-m', 'diloco.learner.standby'],
+          standby.COMMAND,
           {**environment, **self.role.variables(host)},
           log(self.role.process(host)),
           stdin=subprocess.PIPE,
