@@ -225,7 +225,7 @@ class RoleProcesses:
   ) -> subprocess.Popen | None:
     """Returns who stands by for a host, told to be its process; if any."""
     popen = self._standby.pop(host, None)
-    own = {GROUP_SECRET: environment[GROUP_SECRET]}
+    own = {k: v for k, v in environment.items() if k == GROUP_SECRET}
     return popen if standby.becomes(popen, command, own) else None
 
   def stand_by(
