@@ -63,6 +63,11 @@ GROUPS = {
     'syncer-shard': ('diloco.syncer_shard', 'holds a part of it'),
     'learner': ('diloco.learner', 'trains a copy of it'),
     'evaluator': ('diloco.evaluator', 'evaluates it while the run goes on'),
+    'rendezvous': (
+      'launch.rendezvous',
+      'is where the slices of a learner meet',
+    ),
+    'agent': ('launch.agent', 'starts the processes of a host of a slice'),
   },
 }
 COMMANDS = {

@@ -16,6 +16,11 @@ elsewhere too.
   real_sweep   the runs of a sweep, one after the other
   chaos        the command that runs processes under a plan of faults
   supervisor   keeps its roles alive; exit codes, and what is done about them
+  slices       which slices of a learner take part, and when one comes back
+  coordination JAX's service for a learner of several slices
+  rendezvous   what supervisor is for such a learner, across machines
+  agent        starts its processes on one of its hosts
+  standby      processes that wait to be a learner's, with all imported
   parent_death ends children whose launcher died
   progress     shows a run as it goes
 """

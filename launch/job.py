@@ -16,11 +16,19 @@ from diloco.config.hardware import TOPOLOGIES, Topology
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.config.unlike import Setup
-from diloco.metrics.workdir import Workdir
+from diloco.metrics.workdir import Workdir, learner_name
 from diloco.sizing import memory
 from diloco.transport import planes
 from launch import program, variables
-from launch.program import EVALUATOR, LEARNER, SHARD, SYNCER, Task
+from launch.program import (
+  AGENT,
+  EVALUATOR,
+  LEARNER,
+  RENDEZVOUS,
+  SHARD,
+  SYNCER,
+  Task,
+)
 
 CPU = 'cpu'
 GPU = 'gpu'
@@ -39,10 +47,15 @@ LEAVE_S = 5
 # own suffix behind that.
 NAME_CHARACTERS_MAX = 32
 _NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
+# With several slices '-learner-NNN-rendezvous-slice-0' is.
+SLICED_NAME_CHARACTERS_MAX = 24
 COORDINATOR_PORT = 8476  # Of a learner's first host; also JAX's own choice.
+RENDEZVOUS_PORT = 8500  # Of learner 0; the others have the next ones.
 # The syncer's CPUs, GiB of memory and of disk, for a model whose size only jax
 # could tell.
 UNPLANNED = 4, 16, 50
+# The same of a rendezvous, whose JAX service is a process of its own.
+RENDEZVOUS_PLACE = 1, 2, 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,17 +87,26 @@ NAMES = (CPU, GPU, *TPUS)
 
 
 def accelerator(
-  name: str, gpus_per_host: int = 0, hosts: int = 0
+  name: str, gpus_per_host: int = 0, hosts: int = 0, slices: int = 1
 ) -> Accelerator:
-  """Returns the machines of one learner.
+  """Returns the machines of one learner, or of each of its slices.
 
   Args:
-    hosts: hosts of CPU or GPU; a slice has a fixed number. 0: not given.
+    hosts: hosts of CPU or GPU, in all slices; a slice of TPUs has a fixed
+      number. 0: not given.
 
   Raises:
-    ConfigError: no such accelerator, GPUs without their number, or a slice with
-      another number of hosts.
+    ConfigError: no such accelerator, GPUs without their number, a slice with
+      another number of hosts, or hosts that slices do not share evenly.
   """
+  asked, hosts = hosts, hosts // slices
+  if asked % slices:
+    raise ConfigError(
+      [
+        f'--hosts={asked}: the {slices} slices of a learner '
+        '(config.mesh.slices) do not share them evenly'
+      ]
+    )
   if name == CPU:
     return Accelerator(CPU, hosts or 1, chips_per_host=0)
   if name == GPU:
@@ -95,7 +117,7 @@ def accelerator(
     return Accelerator(GPU, hosts or 1, gpus_per_host)
   chosen = TPUS[hardware.topology(name, '--accelerator', (CPU, GPU)).name]
   if hosts not in (0, chosen.hosts):
-    raise ConfigError([f'--hosts={hosts}: a slice {name} has {chosen.hosts}'])
+    raise ConfigError([f'--hosts={asked}: a slice {name} has {chosen.hosts}'])
   return chosen
 
 
@@ -185,7 +207,9 @@ class JobOptions:
     CONTAINERS,
   )
   workdir: str = option('', 'Folder of the run, on the machines that run it.')
-  hosts: int = option(0, "Hosts of each learner; 0: the accelerator's.")
+  hosts: int = option(
+    0, "Hosts of each learner, in all slices; 0: the accelerator's."
+  )
   metrics_port: int = option(
     0,
     'First of the ports at which roles serve /metrics and /status to all that '
@@ -233,6 +257,8 @@ class JobSpec(JobOptions):
   def metrics_port_of(self, role: Task) -> int:
     """Returns the port at which a role serves /metrics; 0: at none."""
     first, shards = self.metrics_port, 1 + len(self.shards)
+    if role.kind == RENDEZVOUS:
+      return 0
     return first and program.metrics_port(first, role, shards)
 
   def variables(self, role: Task) -> variables.Variables:
@@ -240,7 +266,59 @@ class JobSpec(JobOptions):
     return variables.joined((*self.environment, *role.environment))
 
   def secret_of(self, role: Task) -> str:
-    return self.secret.replace('{role}', role.name)
+    name = role.name if role.learner is None else learner_name(role.learner)
+    return self.secret.replace('{role}', name)
+
+  def slices_of(self, learner: Task) -> tuple[Task, ...]:
+    """Returns what is started of a learner on accelerators: itself, or each of
+    its slices.
+    """
+    if learner.slices == 1:
+      return (learner,)
+    hosts = learner.resources.accelerator.hosts
+    joined = ('--megascale',) * learner.resources.accelerator.is_tpu
+    return tuple(
+      dataclasses.replace(
+        learner,
+        name=f'{learner.name}-slice-{i}',
+        arguments=(
+          AGENT,
+          *learner.arguments,
+          f'--slice={i}',
+          f'--slice_hosts={hosts}',
+          *joined,
+        ),
+        slice=i,
+      )
+      for i in range(learner.slices)
+    )
+
+  def rendezvous_of(self, role: Task) -> tuple[Task, ...]:
+    """Returns the rendezvous of a learner of several slices, or of a slice of
+    one; else nothing.
+    """
+    if role.slices == 1:
+      return ()
+    learner = self.learners[role.learner]
+    notice = f'--notice_s={self.notice_s}'
+    fixed = [word for word in learner.arguments if word != notice]
+    hosts = learner.resources.accelerator.hosts
+    cpus, memory_gib, disk = RENDEZVOUS_PLACE
+    return (
+      dataclasses.replace(
+        learner,
+        name=f'{learner.name}-{RENDEZVOUS}',
+        kind=RENDEZVOUS,
+        arguments=(RENDEZVOUS, *fixed, f'--slice_hosts={hosts}'),
+        resources=Resources(accelerator(CPU), cpus, memory_gib, disk_gib=disk),
+        environment=variables.of_kind(self.env, RENDEZVOUS),
+        slices=1,
+      ),
+    )
+
+  def rendezvous_port(self, role: Task) -> int:
+    """Returns the port at which the rendezvous of a learner listens."""
+    return RENDEZVOUS_PORT + role.learner
 
 
 def launch(
@@ -265,9 +343,9 @@ def launch(
   name = asked.run_name or config.name
   problems, learner_places = [*_problems(config, asked, name)], {}
 
-  def placed(setup: Setup) -> tuple[Resources, tuple[str, ...]]:
+  def placed(setup: Setup) -> tuple[Resources, tuple[str, ...], int]:
     own = (*setup.arguments, f'--notice_s={asked.notice_s}')
-    return _learner_place(setup, asked), own
+    return _learner_place(setup, asked), own, setup.config.mesh.slices
 
   try:
     for ids, _, each in unlike.for_each_kind(
@@ -295,7 +373,7 @@ def launch(
   by_kind = {kind: [] for kind in program.KINDS}
   shared = (*config_arguments, f'--workdir={asked.workdir}')
   for role in program.tasks(config, shared, access, log, config.data.shards):
-    place, own = learner_places.get(role.learner, (syncer_place, ()))
+    place, own, slices = learner_places.get(role.learner, (syncer_place, (), 1))
     own_variables = variables.of_kind(asked.env, role.kind)
     if role.kind == LEARNER and (platform := place.accelerator.platform):
       own_variables = variables.on(platform, own_variables)
@@ -305,6 +383,7 @@ def launch(
         arguments=(*role.arguments, *own),
         resources=place,
         environment=own_variables,
+        slices=slices,
       )
     )
   at_first = asked.learners_at_first
@@ -357,7 +436,10 @@ def _learner_place(setup: Setup, asked: JobOptions) -> Resources:
   if 'capacity' in own:
     own = {'reservation': ''} | own
   asked = dataclasses.replace(asked, **own)
-  chosen = accelerator(asked.accelerator, asked.gpus_per_host, asked.hosts)
+  slices = setup.config.mesh.slices
+  chosen = accelerator(
+    asked.accelerator, asked.gpus_per_host, asked.hosts, slices
+  )
   if problems := [*_place_problems(setup.config, asked, chosen)]:
     raise ConfigError(problems)
   return Resources(
@@ -376,6 +458,14 @@ def _problems(config: RunConfig, asked: JobOptions, name: str) -> Iterator[str]:
     yield (
       f'--run_name={name}: must be a name of RFC 1123: at most '
       f'{NAME_CHARACTERS_MAX} of a-z, 0-9 and -, a letter first, no - last'
+    )
+  if (
+    config.mesh.slices > 1
+    and SLICED_NAME_CHARACTERS_MAX < len(name) <= NAME_CHARACTERS_MAX
+  ):
+    yield (
+      f'--run_name={name}: must have at most {SLICED_NAME_CHARACTERS_MAX} '
+      f'characters, with config.mesh.slices={config.mesh.slices}'
     )
   if not asked.workdir.startswith('/'):
     yield f'--workdir={asked.workdir}: must be absolute, on other machines'
@@ -418,23 +508,20 @@ def _place_problems(
       f'--capacity={asked.capacity}, --reservation={asked.reservation}: a '
       'reservation needs its name, and the others have none'
     )
-  if config.mesh.slices > 1:
-    yield (
-      f'config.mesh.slices={config.mesh.slices}: must be 1, only `diloco '
-      'local` has learners of several slices yet'
-    )
   # JAX has one device for a chip, and one for all CPU cores.
   devices = chosen.hosts * max(chosen.chips_per_host, 1)
-  if config.mesh.devices != devices:
+  slices, owner = config.mesh.slices, 'a learner'
+  if slices > 1:
+    owner = f'each of {slices} slices (config.mesh.slices)'
+  if config.mesh.slice_devices != devices:
     yield (
-      f'--accelerator={chosen.name}: a learner has {devices} devices there, '
-      f'and config.mesh asks for {config.mesh.devices}; such as '
+      f'--accelerator={chosen.name}: {owner} has {devices} devices there, '
+      f'and config.mesh asks for {config.mesh.slice_devices}; such as '
       f'--config.mesh.fsdp={devices}'
     )
-  several = (
-    f'--accelerator={chosen.name}: the {chosen.hosts} hosts of a learner'
-  )
-  if asked.insecure or chosen.hosts == 1:
+  hosts = chosen.hosts * slices
+  several = f'--accelerator={chosen.name}: the {hosts} hosts of a learner'
+  if asked.insecure or hosts == 1:
     return
   if not asked.has_token:
     yield (

@@ -22,6 +22,10 @@ FORCED = '--xla_force_host_platform_device_count'
 SYNCER = 'syncer'
 SHARD = 'shard'  # Of the syncer, beside the one that leads.
 LEARNER = 'learner'
+RENDEZVOUS = 'rendezvous'  # Of a learner of several slices.
+AGENT = 'agent'  # The command that each host of such a learner runs.
+# Becomes the command that its first argument names, installed or not.
+COMMANDS = 'diloco'
 EVALUATE = 'evaluate'
 # From SIGTERM to SIGKILL: what each promises, and some seconds to end in.
 SYNCER_LEAVE_S = 65.0  # It may wait for one checkpoint, and write another.
@@ -43,6 +47,7 @@ KINDS = {
   SYNCER: Kind('diloco.syncer', 'bind', SYNCER_LEAVE_S, ends_run=True),
   SHARD: Kind('diloco.syncer_shard', 'leader', SYNCER_LEAVE_S),
   LEARNER: Kind('diloco.learner', 'syncer', LEARNER_LEAVE_S),
+  RENDEZVOUS: Kind(COMMANDS, 'bind'),
   # It reads a folder, and connects to no process.
   EVALUATOR: Kind('diloco.evaluator', optional=True),
 }
@@ -55,16 +60,18 @@ KINDS = {
 class Task:
   """One role of a run: its command without addresses, and its machines."""
 
-  name: str  # 'syncer', 'shard-1' or 'learner-0'.
+  name: str  # 'syncer', 'shard-1', 'learner-0' or 'learner-0-slice-1'.
   kind: str  # A key of KINDS.
   arguments: tuple[str, ...]
   learner: int | None = None  # Its id.
   resources: Any = None  # `job.Resources`; None on this machine.
   environment: variables.Variables = ()  # Added to that of all processes.
+  slices: int = 1  # Of a learner; the machines are those of one of them.
+  slice: int | None = None  # Of several, which one this is.
 
   @property
   def module(self) -> str:
-    return KINDS[self.kind].module
+    return KINDS[self.kind].module if self.slice is None else COMMANDS
 
 
 def tasks(

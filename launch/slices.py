@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slices of a learner that take part, and when one comes back.
 
-No process and no clock here: `supervisor` tells what has ended, and asks.
+No process and no clock here: `supervisor`, or across machines `rendezvous`,
+tells what has ended, and asks.
 """
 
 import dataclasses
@@ -63,6 +64,19 @@ class LiveSlices:
     self.live = [i for i in range(self.count) if i not in self.away]
     return lost
 
+  def re_forms(
+    self, kept: Mapping[int, bool], asked: bool, now_s: float
+  ) -> bool:
+    """Notes the end of a world; returns whether a part of it goes on from
+    memory.
+
+    Args:
+      kept: see `ended`.
+      asked: whether the world was asked to end.
+    """
+    lost = self.ended(kept, now_s)
+    return len(lost) < len(kept) and bool(lost or asked)
+
   def keep_away(self) -> None:
     """Lets none come back until `take_back`."""
     self._kept_away = True
@@ -73,14 +87,21 @@ class LiveSlices:
     for away in self.away.values():
       away.returns_at_s = float('-inf')
 
-  def due(self, now_s: float) -> Collection[int]:
-    """Returns slices that are to come back; each is returned once."""
+  def due(
+    self, now_s: float, here: Collection[int] | None = None
+  ) -> Collection[int]:
+    """Returns slices that are to come back; each is returned once.
+
+    Args:
+      here: slices whose machines are there; None: all.
+    """
     found = {
       i
       for i, away in self.away.items()
       if not self._kept_away
       and away.returns_at_s <= now_s
       and i not in self._asked
+      and (here is None or i in here)
     }
     self._asked |= found
     return sorted(found)

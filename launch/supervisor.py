@@ -6,15 +6,12 @@ Its exit codes are those of all back ends.
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import secrets
-import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +21,8 @@ from absl import logging
 from diloco.config.hardware import GROUP_SECRET
 from diloco.protocol.host_messages import WANTED
 from diloco.transport import sockets
+from launch import standby
+from launch.coordination import Coordination
 from launch.parent_death import dying_with_parent
 from launch.program import Role
 from launch.slices import LiveSlices
@@ -31,8 +30,6 @@ from launch.slices import LiveSlices
 Tell = Callable[[str, str, int, str], None]  # Process, event, pid, detail.
 LINGER_S = 30.0  # From the run's end until remaining processes are stopped.
 POLL_S = 0.05
-SERVES_S = 60.0  # Within which JAX's service listens; it imports jax first.
-STANDBY_AFTER_S = 5.0  # From the start of a world to that of the next one's.
 WORLD_ENDS_S = 15.0  # Within which other slices write their boundary.
 SHARED_MEMORY = '/dev/shm'
 DISMISSED = 'it was dismissed'  # The end of an event's detail.
@@ -178,7 +175,7 @@ class RoleProcesses:
     self.slices = LiveSlices(role.slices, delay_s)
     self.reforms = 0  # Starts that followed the end of a world in memory.
     self._memory: pathlib.Path | None = None
-    self._coordination: subprocess.Popen | None = None
+    self._coordination = Coordination(role.name)
     self._standby: dict[int, subprocess.Popen] = {}  # By host.
     self._stand_by_at_s = float('inf')  # On the monotonic clock.
 
@@ -209,7 +206,7 @@ class RoleProcesses:
     live, sliced = self.slices.live, ()
     if role.slices > 1:
       self._wanted.unlink(missing_ok=True)
-      self._stand_by_at_s = time.monotonic() + STANDBY_AFTER_S
+      self._stand_by_at_s = time.monotonic() + standby.AFTER_S
       sliced = str(self._in_memory()), self._coordinated(len(live))
     self.state = RUNNING
     self.starts += 1
@@ -228,18 +225,8 @@ class RoleProcesses:
   ) -> subprocess.Popen | None:
     """Returns who stands by for a host, told to be its process; if any."""
     popen = self._standby.pop(host, None)
-    if popen is None or popen.poll() is not None:
-      return None
-    _, _, module, *arguments = command  # python -m MODULE …
-    told = {
-      'module': module,
-      'arguments': arguments,
-      'environment': {GROUP_SECRET: environment[GROUP_SECRET]},
-    }
-    with contextlib.suppress(BrokenPipeError), popen.stdin as said:
-      said.write(f'{json.dumps(told)}\n'.encode())
-      return popen
-    return None
+    own = {k: v for k, v in environment.items() if k == GROUP_SECRET}
+    return popen if standby.becomes(popen, command, own) else None
 
   def stand_by(
     self, log: Callable[[str], pathlib.Path], environment: Mapping[str, str]
@@ -251,7 +238,7 @@ class RoleProcesses:
     for host in range(self.role.hosts):
       if host not in self._standby:
         self._standby[host] = _started(
-          [sys.executable, '-m', 'diloco.learner.standby'],
+          standby.COMMAND,
           {**environment, **self.role.variables(host)},
           log(self.role.process(host)),
           stdin=subprocess.PIPE,
@@ -262,7 +249,7 @@ class RoleProcesses:
     self._told_to_leave |= number == signal.SIGTERM
     for name, popen in self._running.items():
       self._tell(name, event, popen.pid, reason)
-      _signal_group(popen, number)
+      signal_group(popen, number)
 
   def reap(self) -> list[ProcessExit]:
     """Notices exits, and ends all processes once one has ended.
@@ -271,7 +258,7 @@ class RoleProcesses:
       All exits in order once no process is left; they are returned once. The
       last of them has not been announced yet.
     """
-    ended = [n for n, process in self._running.items() if _has_exited(process)]
+    ended = [n for n, process in self._running.items() if has_exited(process)]
     for name in ended:
       self._reap_process(name)
     if self._running and ended:
@@ -298,9 +285,7 @@ class RoleProcesses:
       )
       for i in self.slices.live
     }
-    asked = self._wanted.exists()
-    lost = self.slices.ended(kept, now_s)
-    if len(lost) == len(kept) or not (lost or asked):
+    if not self.slices.re_forms(kept, self._wanted.exists(), now_s):
       return False
     self.reforms += 1
     self.state, self.start_at_s = WAITING, now_s
@@ -313,32 +298,14 @@ class RoleProcesses:
 
   def _coordinated(self, slices: int) -> str:
     """Returns where JAX's service is for the next world."""
-    if self._coordination is None:
-      self._coordination = subprocess.Popen(
-        dying_with_parent(
-          [sys.executable, '-m', 'diloco.learner.coordination']
-        ),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        process_group=0,
-      )
-    hosts = len(self.role.hosts_of(range(slices)))
-    at = sockets.join(sockets.LOOPBACK, sockets.free_port(sockets.LOOPBACK))
-    self._coordination.stdin.write(f'{hosts} {at}\n')
-    self._coordination.stdin.flush()
-    answer = self._coordination.stdout
-    there, *_ = select.select([answer], [], [], SERVES_S)
-    if not there or answer.readline().strip() != at:
-      raise RuntimeError(f'{self.role.name}: JAX does not serve at {at}')
-    return at
+    return self._coordination.serve(len(self.role.hosts_of(range(slices))))
 
   def forget(self) -> None:
     """Removes what is in memory; ends JAX's service, and who stands by."""
-    for popen in (self._coordination, *self._standby.values()):
-      if popen is not None:
-        popen.kill()
-        popen.wait()
+    self._coordination.end()
+    for popen in self._standby.values():
+      popen.kill()
+      popen.wait()
     if self._memory is not None:
       shutil.rmtree(self._memory, ignore_errors=True)
 
@@ -382,7 +349,7 @@ class RoleProcesses:
     # belong to another process.
     popen = self._running[name]
     if popen.returncode is None:
-      _signal_group(popen, signal.SIGKILL)
+      signal_group(popen, signal.SIGKILL)
     ended = ProcessExit(name, popen.pid, popen.wait())
     del self._running[name]
     self._exits.append(ended)
@@ -414,7 +381,7 @@ def _worst(exits: Sequence[ProcessExit]) -> ProcessExit:
   return max(exits, key=lambda end: severity(end.code))
 
 
-def _has_exited(popen: subprocess.Popen) -> bool:
+def has_exited(popen: subprocess.Popen) -> bool:
   """Returns True if a child has exited, without reaping it where possible."""
   if not hasattr(os, 'waitid'):  # macOS before Python 3.13.
     return popen.poll() is not None
@@ -422,7 +389,7 @@ def _has_exited(popen: subprocess.Popen) -> bool:
   return os.waitid(os.P_PID, popen.pid, flags) is not None
 
 
-def _signal_group(popen: subprocess.Popen, number: signal.Signals) -> None:
+def signal_group(popen: subprocess.Popen, number: signal.Signals) -> None:
   """Signals the group of a child that was not reaped yet."""
   # Without rights or members: only a zombie is left of the group.
   with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -175,15 +175,18 @@ def check_fits(
 # one.
 
 
-def check(environment: Mapping[str, str]) -> None:
+def check(environment: Mapping[str, str], slices: int = 1) -> None:
   """Refuses what a learner could not train with, or not alone.
+
+  Args:
+    slices: of the learner that take part; several are joined by libtpu.
 
   Raises:
     ConfigError: names each variable, and what would be right.
   """
   problems = [
     *_platforms(environment.get(PLATFORMS, '')),
-    *_world(environment),
+    *(_world(environment) if slices == 1 else ()),
     *_memory(environment),
   ]
   if problems:

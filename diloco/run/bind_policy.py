@@ -97,6 +97,7 @@ def check_group(
   has_secret: bool,
   insecure: bool,
   transfer_fenced: bool,
+  named: str = 'coordinator',
 ) -> None:
   """Refuses a learner of several hosts if a stranger could be one of them.
 
@@ -104,13 +105,14 @@ def check_group(
     coordinator: host:port where its hosts meet.
     has_secret: True if the hosts share a secret.
     insecure: the operator vouches for the network.
+    named: the flag that names the coordinator, or the rendezvous.
 
   Raises:
     ValueError: strangers could connect, and the operator did not vouch.
   """
   if insecure or _within(coordinator, transport.host):
     return
-  flag = f'--coordinator={coordinator}'
+  flag = f'--{named}={coordinator}'
   if not has_secret:
     raise ValueError(
       f'{flag}: the hosts of this learner know each other by the token; give '

@@ -21,7 +21,10 @@ from absl import logging as absl_logging
 
 ORBAX = '/orbax/checkpoint/'  # Part of the path of its files.
 # Not just '/diloco/': a checkout of that name has its environment inside.
-OURS = f'{pathlib.Path(__file__).parents[1]}{os.sep}'
+_PACKAGE = pathlib.Path(__file__).parents[1]
+OURS = tuple(
+  f'{each}{os.sep}' for each in (_PACKAGE, _PACKAGE.with_name('launch'))
+)
 ERROR = 'error: '  # Starts the line that a main prints before it fails.
 # Cloud Logging's names, from the highest level down.
 SEVERITIES = (

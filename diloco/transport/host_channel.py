@@ -3,7 +3,8 @@
 
 The leading host listens, the others connect; both sides prove that they have
 the same secret before a message is read. A broken connection ends the learner:
-its hosts fail together.
+its hosts fail together. Between the rendezvous of a learner of several slices
+and its agents it is the same; there it ends a slice.
 """
 
 import contextlib
@@ -21,6 +22,10 @@ from diloco.transport import wire
 CONNECT_S = 60.0  # Hosts start concurrently, and compile before.
 AGAIN_S = 0.2  # Between two attempts while nothing listens yet.
 QUEUE_MAX = 4096  # Messages that may wait to be sent to one host.
+# A machine that has vanished does not end its connections: the kernel asks
+# whether it is there, and waits so long for an answer.
+SILENT_S = 30
+_ASKED_EVERY_S = 5
 
 
 class GroupLost(Exception):
@@ -46,6 +51,7 @@ class HostConnection:
     on_lost: Callable[[GroupLost], None],
     peer: str,
   ):
+    _notice_silence(connection)
     self._connection = connection
     self._allowed = allowed
     self.on_message = on_message
@@ -115,6 +121,9 @@ class HostListener:
   Each connection is greeted on a thread of its own, so that one that is silent,
   or goes away, delays no other.
 
+  Attributes:
+    peers: connections that have proven the secret; `accept` takes from there.
+
   Args:
     host: IP literal of the interface that the others reach.
     secret: the secret that they must have, too.
@@ -128,9 +137,11 @@ class HostListener:
     self._secret = secret
     self._closed = threading.Event()
     self._refused = 0  # Peers that failed the authentication.
+    self.peers: queue.SimpleQueue = queue.SimpleQueue()
     self._listener = multiprocessing.connection.Listener(
       (host, port), family='AF_INET', backlog=64
     )
+    threading.Thread(target=self._listen, daemon=True).start()
 
   @property
   def address(self) -> tuple[str, int]:
@@ -144,12 +155,10 @@ class HostListener:
     Raises:
       GroupLost: too few came in time.
     """
-    peers: queue.Queue = queue.Queue()
-    threading.Thread(target=self._listen, args=[peers], daemon=True).start()
     give_up_s = time.monotonic() + timeout_s
     try:
       return [
-        peers.get(timeout=max(0.0, give_up_s - time.monotonic()))
+        self.peers.get(timeout=max(0.0, give_up_s - time.monotonic()))
         for _ in range(count)
       ]
     except queue.Empty:
@@ -166,17 +175,17 @@ class HostListener:
       socket.create_connection(self.address, timeout=1.0).close()
     self._listener.close()
 
-  def _listen(self, peers: queue.Queue):
+  def _listen(self):
     while not self._closed.is_set():
       try:
         connection = self._listener.accept()
       except OSError:
         continue  # The peer has gone already, or this listener is closed.
       threading.Thread(
-        target=self._greet, args=[connection, peers], daemon=True
+        target=self._greet, args=[connection], daemon=True
       ).start()
 
-  def _greet(self, connection, peers: queue.Queue):
+  def _greet(self, connection):
     try:
       multiprocessing.connection.deliver_challenge(connection, self._secret)
       multiprocessing.connection.answer_challenge(connection, self._secret)
@@ -184,18 +193,37 @@ class HostListener:
       self._refused += 1
       connection.close()  # It is not a host of this learner.
       return
-    peers.put(connection)
+    self.peers.put(connection)
+
+
+def _notice_silence(connection: multiprocessing.connection.Connection) -> None:
+  """Has a connection end whose other machine is silent, where TCP can."""
+  with socket.socket(fileno=os.dup(connection.fileno())) as same:
+    if same.family != socket.AF_INET or not hasattr(socket, 'TCP_USER_TIMEOUT'):
+      return
+    same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+      (socket.TCP_KEEPIDLE, _ASKED_EVERY_S),
+      (socket.TCP_KEEPINTVL, _ASKED_EVERY_S),
+      (socket.TCP_KEEPCNT, SILENT_S // _ASKED_EVERY_S),
+      (socket.TCP_USER_TIMEOUT, 1000 * SILENT_S),
+    ):
+      same.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def connect(
-  address: tuple[str, int], secret: bytes, absent_s: float = 0.0
+  address: tuple[str, int],
+  secret: bytes,
+  absent_s: float = 0.0,
+  peer: str = 'the leading host',
 ) -> multiprocessing.connection.Connection:
-  """Connects to the leading host.
+  """Connects to a listener.
 
   Args:
     address: host and port; a name is resolved at each attempt.
     secret: proven by both sides.
     absent_s: how long to retry while nothing listens there.
+    peer: what listens there.
 
   Raises:
     GroupLost: it is not there, is another learner's, or does not answer.
@@ -231,7 +259,7 @@ def connect(
       '(--token_file), or is of another learner'
     ) from answer
   if isinstance(answer, Exception):
-    raise GroupLost(f'the leading host at {address}: {answer}') from answer
+    raise GroupLost(f'{peer} at {address}: {answer}') from answer
   return answer
 
 

@@ -17,7 +17,12 @@ from collections.abc import Callable, Iterable
 
 import msgpack
 
-from diloco.protocol import host_messages, messages, shard_messages
+from diloco.protocol import (
+  host_messages,
+  messages,
+  shard_messages,
+  slice_messages,
+)
 
 MESSAGE_BYTES_MAX = 1 << 20  # Control plane only; arrays go elsewhere.
 # A syncer forwards some messages inside a message of its own, to a learner or a
@@ -40,6 +45,8 @@ _ALL = tuple(
       *shard_messages.FROM_LEAD,
       *host_messages.FROM_LEADING_HOST,
       *host_messages.FROM_OTHER_HOSTS,
+      *slice_messages.FROM_AGENT,
+      *slice_messages.FROM_RENDEZVOUS,
     )
   )
 )

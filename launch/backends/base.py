@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from diloco.monitoring import monitor_flags
 from launch.job import JobSpec
-from launch.program import KINDS, LEARNER, SYNCER, Task, host_flags
+from launch.program import KINDS, LEARNER, RENDEZVOUS, SYNCER, Task, host_flags
 
 Run = Callable[..., str]  # argv, standard input -> what it printed.
 
@@ -138,18 +138,25 @@ class Addresses:
   index: str = ''  # Which host of a learner it is; for learners of several.
   coordinator: str = ''  # 'host:port' where these meet.
   learner: str = ''  # Its id, where one command line is for several.
+  rendezvous: str = ''  # 'host:port'; for a slice of several.
 
 
 def addressed(whole: JobSpec, role: Task, known: Addresses) -> list[str]:
   """The flags of a role that name addresses."""
   flags = []
   if peer := KINDS[role.kind].peer:
-    own = role.kind == SYNCER
-    syncer = f'{known.address}:{whole.port}' if own else known.syncer
+    syncer = known.syncer
+    if role.kind == SYNCER:
+      syncer = f'{known.address}:{whole.port}'
+    elif role.kind == RENDEZVOUS:
+      syncer = f'{known.address}:{whole.rendezvous_port(role)}'
     # Its own address, and not 0.0.0.0: no more doors than the peers need.
     flags = [f'--config.transport.host={known.address}', f'--{peer}={syncer}']
-  if role.kind == LEARNER:
-    hosts = role.resources.accelerator.hosts
+  hosts = role.resources.accelerator.hosts
+  if role.slice is not None:
+    flags.append(f'--rendezvous={known.rendezvous}')
+    flags += [f'--slice_host={known.index}'] if hosts > 1 else []
+  elif role.kind == LEARNER:
     flags += host_flags(hosts, known.index, known.coordinator)
   if port := whole.metrics_port_of(role):
     if known.learner:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GKE: one JobSet per role, and what the roles share.
 
+Of a learner of several slices each slice is a JobSet, and so is its rendezvous:
+it lives on when a slice, or the syncer, starts again.
+
 Every role is a JobSet of one Job, so that one slice restarts alone, at once,
 and ends for good with exit code 0 or a fatal one. The syncer is one as well: a
 StatefulSet would start it again after its run has ended. A Service gives it a
@@ -16,6 +19,7 @@ from typing import Any
 import yaml
 
 from diloco.config.hardware import V5E, V5P, V6E
+from launch import supervisor
 from launch.backends.base import Addresses, Backend, addressed
 from launch.job import (
   CONFIG_FOLDER,
@@ -29,7 +33,7 @@ from launch.job import (
   only,
   option,
 )
-from launch.program import SHARD, SYNCER, Task
+from launch.program import RENDEZVOUS, SHARD, SYNCER, Task
 from launch.supervisor import EXITS_FATAL
 
 DATA_FOLDER = '/data'
@@ -49,6 +53,9 @@ PROBED_EVERY_S = 10
 STARTS_S = 3600  # A checkpoint of a hundred GB is read within.
 # The syncer replaces its status each second, but for when it writes its result.
 SILENT_S = 1800
+
+# In a container it is small, unless a volume is there.
+SHARED_MEMORY = {'emptyDir': {'medium': 'Memory'}}
 
 # GKE mounts buckets in pods that have an annotation.
 FUSE_PODS = {'gke-gcsfuse/volumes': 'true'}
@@ -120,11 +127,13 @@ class Gke(Backend):
     return self._apply(self.manifests(whole))
 
   def add(self, whole: JobSpec, learner: int) -> int:
-    return self._apply([self.job_set(whole, only(whole, learner))])
+    tasks = _tasks(whole, only(whole, learner))
+    return self._apply([self.job_set(whole, task) for task in tasks])
 
   def remove(self, whole: JobSpec, learner: int) -> int:
-    name = whole.role_name(only(whole, learner))
-    self.act(self._kubectl('delete', 'jobset', name))
+    tasks = _tasks(whole, only(whole, learner))
+    names = [whole.role_name(task) for task in tasks]
+    self.act(self._kubectl('delete', 'jobset', *names))
     return 0
 
   @property
@@ -173,7 +182,11 @@ class Gke(Backend):
         )
         for task in claims
       ),
-      *(self.job_set(whole, task) for task in (*syncer, *whole.first_learners)),
+      *(
+        self.job_set(whole, task)
+        for role in (*syncer, *whole.first_learners)
+        for task in _tasks(whole, role)
+      ),
     ]
 
   def job_set(self, whole: JobSpec, role: Task) -> dict:
@@ -237,6 +250,8 @@ class Gke(Backend):
     elif role.kind in (SYNCER, SHARD):
       workdir = claim(whole.role_name(role))
     mount('workdir', workdir, whole.workdir, read_only=False)
+    if role.slice is not None:  # Its boundaries are kept there.
+      mount('memory', SHARED_MEMORY, supervisor.SHARED_MEMORY, read_only=False)
     config = {'configMap': {'name': _config_name(whole)}}
     mount('config', config, CONFIG_FOLDER)
     if self.data_claim:
@@ -250,6 +265,11 @@ class Gke(Backend):
       }
       mount('secret', {'secret': secret}, SECRET_FOLDER)
     return volumes, mounts
+
+
+def _tasks(whole: JobSpec, role: Task) -> tuple[Task, ...]:
+  """Returns those of a role that are a JobSet each."""
+  return *whole.rendezvous_of(role), *whole.slices_of(role)
 
 
 def _beside(whole: JobSpec, role: Task, mounts: list) -> list[dict] | None:
@@ -272,7 +292,10 @@ def _container(whole: JobSpec, role: Task, mounts: list) -> dict:
   machines = role.resources.accelerator
   ports = {'control': whole.port if role.kind == SYNCER else 0}
   ports['discovery'] = machines.is_tpu and DISCOVERY_PORT
-  ports['coordinator'] = machines.hosts > 1 and COORDINATOR_PORT
+  is_met = machines.hosts > 1 and role.slice is None
+  ports['coordinator'] = is_met and COORDINATOR_PORT
+  if role.kind == RENDEZVOUS:
+    ports['rendezvous'] = whole.rendezvous_port(role)
   ports['metrics'] = whole.metrics_port_of(role)
   opened = [
     {'name': name, 'containerPort': number, 'protocol': 'TCP'}
@@ -319,16 +342,22 @@ def _field(name: str, path: str) -> dict:
 
 
 def _arguments(whole: JobSpec, role: Task) -> list[str]:
-  name = whole.role_name(role)
   known = Addresses(
     OWN_ADDRESS,
     f'{whole.role_name(whole.syncer)}:{whole.port}',
     OWN_INDEX,
-    # The first pod of the first Job, in the JobSet's own Service.
-    f'{name}-{SLICE}-0-0.{name}:{COORDINATOR_PORT}',
+    f'{_first_pod(whole.role_name(role))}:{COORDINATOR_PORT}',
   )
+  for met in whole.rendezvous_of(role):
+    at = f'{_first_pod(whole.role_name(met))}:{whole.rendezvous_port(met)}'
+    known = dataclasses.replace(known, rendezvous=at)
   fixed = (_literal(argument) for argument in role.arguments)
   return [*fixed, *addressed(whole, role, known)]
+
+
+def _first_pod(name: str) -> str:
+  """Returns the host name of the first pod of a JobSet's Job."""
+  return f'{name}-{SLICE}-0-0.{name}'  # In the JobSet's own Service.
 
 
 def _literal(text: str) -> str:
@@ -371,6 +400,8 @@ def _labels(whole: JobSpec, role: Task) -> dict[str, str]:
   labels = {'app': 'diloco', 'run': whole.name, 'role': role.kind}
   if role.learner is not None:
     labels['learner'] = str(role.learner)
+  if role.slice is not None:
+    labels['slice'] = str(role.slice)
   return labels
 
 

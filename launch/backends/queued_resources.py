@@ -2,7 +2,8 @@
 """TPU VMs: gcloud commands, and slices that are asked for as long as a run is.
 
 The syncer is a CPU machine of Compute Engine, every learner a queued resource
-of its own. One for several would be a single JAX world.
+of its own, or each slice of one of several, whose rendezvous is a CPU machine
+too. A queued resource for several would be gone as a whole.
 
 The service does not announce that it has suspended a slice, so the launcher
 stays and checks once a minute. It only recreates slices that it has seen
@@ -21,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from diloco.config.hardware import V5E, V5P, V6E
 from diloco.config.sections import ConfigError
+from diloco.metrics.workdir import learner_name
 from launch.backends.base import (
   Addresses,
   Backend,
@@ -39,7 +41,7 @@ from launch.job import (
   only,
   option,
 )
-from launch.program import LEARNER, SHARD, SYNCER, Task
+from launch.program import LEARNER, RENDEZVOUS, SHARD, SYNCER, Task
 from launch.supervisor import EXITS_FATAL
 
 # What a process resumes from or locks; all else of a workdir is copied.
@@ -64,7 +66,7 @@ REGISTRIES = ('docker.pkg.dev', 'gcr.io')  # They require authentication.
 AGAIN_S = 10
 DEAD_WITHIN_S = 20  # The learner's own bound, by heartbeats.
 TOGETHER_AGAIN_S = DEAD_WITHIN_S + 10  # With what docker needs to end.
-SYNCER_IP = 'SYNCER_IP'  # Known once its machine is there.
+IP = 'SYNCER_IP', 'RENDEZVOUS_IP'  # Known once their machines are there.
 GONE = ('SUSPENDED', 'FAILED')  # Deleted, and asked for again.
 ABSENT = ('NOT_FOUND', 'not found', 'notFound')
 EXISTS = 'ALREADY_EXISTS'  # Another launcher was faster.
@@ -79,9 +81,9 @@ PASSING = re.compile(
 class QueuedSlice:
   """A queued resource of the run, as the service tells of it."""
 
-  learner: int
+  task: Task  # The learner, or its slice.
   state: str  # 'ACTIVE', 'SUSPENDED', …
-  attempt: int  # How often this learner's was asked for.
+  attempt: int  # How often it was asked for.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,24 +113,38 @@ class QueuedResources(Backend):
       if self.dry_run or self._address(whole, role) is None:
         syncer = self._syncer(whole) if role in whole.shards else ''
         self.create(whole, role, syncer)
-    learners = [task.learner for task in whole.first_learners]
+    learners = whole.first_learners
     if self.dry_run:
-      for learner in learners:
-        self.add(whole, learner)
+      for task in learners:
+        self.add(whole, task.learner)
       self.say('# Each minute; what is SUSPENDED or FAILED is made again:')
       self.say(shlex.join(self.list_command()))
       return 0
     watched = _Watch(self, whole, self._syncer(whole))
-    watched.want(learners, self.now_s())
+    for task in learners:
+      self._meet(whole, task)
+    slices = [each for task in learners for each in whole.slices_of(task)]
+    watched.want(slices, self.now_s())
     return self._stay(whole, watched)
 
   def add(self, whole: JobSpec, learner: int) -> int:
-    self.create(whole, only(whole, learner), self._syncer(whole))
+    task = only(whole, learner)
+    self._meet(whole, task)
+    for each in whole.slices_of(task):
+      self.create(whole, each, self._syncer(whole))
     return 0
 
   def remove(self, whole: JobSpec, learner: int) -> int:
-    self.act(self.delete_command(whole, only(whole, learner)))
+    task = only(whole, learner)
+    for each in (*whole.slices_of(task), *whole.rendezvous_of(task)):
+      self.act(self.delete_command(whole, each))
     return 0
+
+  def _meet(self, whole: JobSpec, learner: Task) -> None:
+    """Makes the machine of a learner's rendezvous, unless there is one."""
+    for role in whole.rendezvous_of(learner):
+      if self.dry_run or self._address(whole, role) is None:
+        self.create(whole, role, '')
 
   def create(
     self, whole: JobSpec, role: Task, syncer: str, attempt: int = 1
@@ -141,8 +157,11 @@ class QueuedResources(Backend):
     Raises:
       CommandFailed: it was refused.
     """
+    met = ''
+    for other in whole.rendezvous_of(role):
+      met = self._endpoint(whole, other)
     text = startup_script(
-      whole, role, self.project, syncer, attempt, self.results_bucket
+      whole, role, self.project, syncer, attempt, self.results_bucket, met
     )
     if self.dry_run:
       name = f'{whole.role_name(role)}.sh'
@@ -163,21 +182,29 @@ class QueuedResources(Backend):
         break
       self.sleep(LOOK_EVERY_S)
     watched.remove_all()
+    for task in watched.learners():
+      for role in whole.rendezvous_of(task):
+        self.unless_absent(*self.delete_command(whole, role))
     self.say(f'the syncer has ended with exit code {code}; slices given back')
     return code if code in (0, *EXITS_FATAL) else 1
 
   def _syncer(self, whole: JobSpec) -> str:
-    """Returns 'host:port' of the syncer.
+    return self._endpoint(whole, whole.syncer)
+
+  def _endpoint(self, whole: JobSpec, role: Task) -> str:
+    """Returns 'host:port' of the syncer, or of a rendezvous.
 
     Raises:
       ConfigError: it has no machine.
     """
-    address = SYNCER_IP if self.dry_run else self._address(whole, whole.syncer)
+    is_syncer = role is whole.syncer
+    port = whole.port if is_syncer else whole.rendezvous_port(role)
+    if self.dry_run:
+      return f'{IP[not is_syncer]}:{port}'
+    address = self._address(whole, role)
     if address is None:
-      raise ConfigError(
-        [f'{whole.role_name(whole.syncer)}: there is no such machine']
-      )
-    return f'{address}:{whole.port}'
+      raise ConfigError([f'{whole.role_name(role)}: there is no such machine'])
+    return f'{address}:{port}'
 
   def _address(self, whole: JobSpec, role: Task) -> str | None:
     """Returns the IP address of a CPU machine; None where there is none."""
@@ -210,7 +237,7 @@ class QueuedResources(Backend):
     """Makes a CPU machine, whose disk is the workdir, or asks for a slice."""
     place, name = role.resources, whole.role_name(role)
     script = f'--metadata-from-file=startup-script={script_file}'
-    if role.learner is None:
+    if role.kind != LEARNER:
       is_extended = place.memory_gib > GIB_PER_CPU_MAX * place.cpus
       return (
         *self._instances('create', whole, role),
@@ -249,7 +276,11 @@ class QueuedResources(Backend):
     )
 
   def delete_command(self, whole: JobSpec, role: Task) -> tuple[str, ...]:
-    """Gives a slice back, or takes its request out of the queue."""
+    """Gives a slice back, or takes its request out of the queue; deletes the
+    machine of a rendezvous.
+    """
+    if role.kind != LEARNER:
+      return (*self._instances('delete', whole, role), '--quiet')
     return (
       *('gcloud', *QUEUED, 'delete', whole.role_name(role), *self._place),
       '--force',  # Also where it has machines.
@@ -282,17 +313,22 @@ class QueuedResources(Backend):
 
 def slices(whole: JobSpec, listed: str) -> list[QueuedSlice]:
   """Returns the slices of the run's learners from what gcloud lists."""
-  queued = []
+  queued = {}
+  known = {whole.role_name(task): task for task in _slices(whole)}
   for x in json.loads(listed or '[]'):
     name = x['name'].rpartition('/')[2]
-    match = re.fullmatch(rf'{re.escape(whole.name)}-learner-(\d+)', name)
-    if match and int(match[1]) < len(whole.learners):
+    if name in known:
       state = x.get('state', {}).get('state', 'STATE_UNSPECIFIED')
       specs: Sequence[dict] = x.get('tpu', {}).get('nodeSpec', [])
       labels = specs[0].get('node', {}).get('labels', {}) if specs else {}
       attempt = int(labels.get('attempt', 1))
-      queued.append(QueuedSlice(int(match[1]), state, attempt))
-  return sorted(queued, key=lambda x: x.learner)
+      queued[name] = QueuedSlice(known[name], state, attempt)
+  return [queued[name] for name in known if name in queued]
+
+
+def _slices(whole: JobSpec) -> list[Task]:
+  """Returns all slices that the run may ever have, in order."""
+  return [each for task in whole.learners for each in whole.slices_of(task)]
 
 
 class _Watch:
@@ -308,16 +344,23 @@ class _Watch:
     self._say = backend.say
     self._whole = whole
     self._syncer = syncer
+    self._tasks = {task.name: task for task in _slices(whole)}
     # Those to get a slice: when, on the monotonic clock, and which attempt.
-    self._wanted: dict[int, tuple[float, int]] = {}
-    self._failures: dict[int, int] = {}  # In a row.
-    self._states: dict[int, str] = {}
+    self._wanted: dict[str, tuple[float, int]] = {}
+    self._failures: dict[str, int] = {}  # In a row.
+    self._states: dict[str, str] = {}
 
-  def want(self, learners: Collection[int], now_s: float) -> None:
-    """These are to have a slice, unless they have one."""
-    held = {x.learner for x in self._look()}
-    for learner in sorted(set(learners) - held):
-      self._wanted[learner] = now_s, 1
+  def want(self, slices: Collection[Task], now_s: float) -> None:
+    """These are to be there, unless they are."""
+    held = {x.task.name for x in self._look()}
+    for task in slices:
+      if task.name not in held:
+        self._wanted[task.name] = now_s, 1
+
+  def learners(self) -> list[Task]:
+    """Returns the learners of which something has been there."""
+    seen = {self._tasks[name].learner for name in self._states}
+    return [self._whole.learners[learner] for learner in sorted(seen)]
 
   def step(self, now_s: float) -> None:
     """Looks once; gives back what is gone, asks for what is due.
@@ -332,10 +375,11 @@ class _Watch:
       return
     for each in queued:
       self._notice(each, now_s)
-    held = {each.learner for each in queued}
-    for learner, (due_s, attempt) in sorted(self._wanted.items()):
-      if learner not in held and now_s >= due_s:
-        self._ask(learner, attempt, now_s)
+    held = {each.task.name for each in queued}
+    for name in self._tasks:
+      due_s, attempt = self._wanted.get(name, (float('inf'), 0))
+      if name not in held and now_s >= due_s:
+        self._ask(name, attempt, now_s)
 
   def syncer_exit(self) -> int | None:
     """Exit code with which the syncer has ended for good; None: it has not."""
@@ -350,46 +394,46 @@ class _Watch:
     self._wanted.clear()
     for each in self._look():
       if each.state != 'DELETING':
-        self._delete(each.learner)
+        self._delete(each.task)
 
   def _look(self) -> list[QueuedSlice]:
     backend = self._backend
     return slices(self._whole, backend.run(backend.list_command()))
 
   def _notice(self, queued: QueuedSlice, now_s: float) -> None:
-    learner = queued.learner
-    if self._states.get(learner) != queued.state:
-      self._say(f'learner-{learner}: {queued.state}, attempt {queued.attempt}')
-    self._states[learner] = queued.state
+    name = queued.task.name
+    if self._states.get(name) != queued.state:
+      self._say(f'{name}: {queued.state}, attempt {queued.attempt}')
+    self._states[name] = queued.state
     if queued.state == 'ACTIVE':
-      self._failures.pop(learner, None)
-      self._wanted.pop(learner, None)
+      self._failures.pop(name, None)
+      self._wanted.pop(name, None)
     elif queued.state in GONE:
-      self._delete(learner)  # Once more, where the last time did not do.
-      if learner not in self._wanted:
+      self._delete(queued.task)  # Once more, where the last time did not do.
+      if name not in self._wanted:
         # A preemption does not count as a failure; a slice that never came up
         # does.
-        wait_s = self._failed(learner) if queued.state == 'FAILED' else 0.0
-        self._wanted[learner] = now_s + wait_s, queued.attempt + 1
+        wait_s = self._failed(name) if queued.state == 'FAILED' else 0.0
+        self._wanted[name] = now_s + wait_s, queued.attempt + 1
 
-  def _ask(self, learner: int, attempt: int, now_s: float) -> None:
-    role = self._whole.learners[learner]
+  def _ask(self, name: str, attempt: int, now_s: float) -> None:
     try:
-      self._backend.create(self._whole, role, self._syncer, attempt)
+      self._backend.create(
+        self._whole, self._tasks[name], self._syncer, attempt
+      )
     except CommandFailed as error:
       if EXISTS in error.stderr:
-        del self._wanted[learner]
+        del self._wanted[name]
         return
       self._unless_passing(error)
-      wait_s = self._failed(learner)
-      self._wanted[learner] = now_s + wait_s, attempt
-      self._say(f'learner-{learner}: again in {wait_s:.0f} s')
+      wait_s = self._failed(name)
+      self._wanted[name] = now_s + wait_s, attempt
+      self._say(f'{name}: again in {wait_s:.0f} s')
     else:
-      self._say(f'learner-{learner}: asked for, attempt {attempt}')
-      del self._wanted[learner]
+      self._say(f'{name}: asked for, attempt {attempt}')
+      del self._wanted[name]
 
-  def _delete(self, learner: int) -> None:
-    role = self._whole.learners[learner]
+  def _delete(self, role: Task) -> None:
     try:
       self._backend.unless_absent(
         *self._backend.delete_command(self._whole, role)
@@ -397,10 +441,10 @@ class _Watch:
     except CommandFailed as error:
       self._unless_passing(error)  # It is seen again, and deleted then.
 
-  def _failed(self, learner: int) -> float:
+  def _failed(self, name: str) -> float:
     """Counts a failure; how long to wait before the next attempt."""
-    count = self._failures.get(learner, 0) + 1
-    self._failures[learner] = count
+    count = self._failures.get(name, 0) + 1
+    self._failures[name] = count
     return min(BACKOFF_MIN_S * 2 ** (count - 1), BACKOFF_MAX_S)
 
   def _unless_passing(self, error: CommandFailed) -> None:
@@ -419,6 +463,7 @@ def startup_script(
   syncer: str,
   attempt: int,
   bucket: str = '',
+  rendezvous: str = '',
 ) -> str:
   """Returns the script of one machine; all hosts of a slice run the same.
 
@@ -426,27 +471,32 @@ def startup_script(
     syncer: 'host:port' of the syncer.
     attempt: from 1; how often this slice was requested.
     bucket: to which it copies what it leaves; a shard leaves nothing.
+    rendezvous: 'host:port', for a slice of several.
   """
   name, hosts = whole.role_name(role), role.resources.accelerator.hosts
   registry = whole.image.partition('/')[0]
   values = {
     'name': name,
-    'run': whole.name,
-    'role': role.name,
+    # Several slices lead their learner in turn, and have disks of their own.
+    'run': whole.name if role.slice is None else f'{whole.name}/{role.name}',
+    'role': role.name if role.slice is None else learner_name(role.learner),
     'kind': role.kind,
     'hosts': hosts,
     'project': project,
     'config_name': whole.config_name,
     'config_text': whole.config_text,
     'registry': registry if registry.endswith(REGISTRIES) else '',
-    'bucket': '' if role.kind == SHARD else bucket,
+    'bucket': '' if role.kind in (SHARD, RENDEZVOUS) else bucket,
     'copied_every_s': COPIED_EVERY_S,
     'coordinator_port': COORDINATOR_PORT,
     'exit_attribute': EXIT_ATTRIBUTE,
     'fatal': ' '.join(map(str, EXITS_FATAL)),
     'restarts_max': whole.restarts_max,
     'retry_s': AGAIN_S,
-    'again_s': TOGETHER_AGAIN_S if hosts > 1 else AGAIN_S,
+    # Agents wait for each other at the rendezvous.
+    'again_s': (
+      TOGETHER_AGAIN_S if hosts > 1 and role.slice is None else AGAIN_S
+    ),
     'secrets': [
       f'{secret_name(whole.secret_of(role), each)} {each}'
       for each in (whole.secret_files if whole.secret else ())
@@ -458,7 +508,11 @@ def startup_script(
   own = ['--rm', '--name=diloco', f'--stop-timeout={whole.grace_s}']
   if role.kind == LEARNER:
     own.append('--privileged')  # The chips are devices of the machine.
-  known = Addresses('$host', syncer, '$index', '$coordinator')
+  if role.slice is not None:
+    own.append('--ipc=host')  # The machine's /dev/shm is large.
+  known = Addresses(
+    '$host', syncer, '$index', '$coordinator', rendezvous=rendezvous
+  )
   evaluator = ':'
   if role.kind == SYNCER and whole.evaluator:
     beside = ['--detach', '--name=evaluator', '--restart=on-failure']

@@ -3,24 +3,28 @@
 
 The workdir is a folder that all nodes share. The syncer's job writes there at
 which host:port it listens; an element of the array is one learner, which reads
-that at each of its starts. A job that ends with anything but success or a fatal
-exit code requeues itself. The nodes of a learner are the tasks of one job step:
-srun ends all of them when one has failed.
+that at each of its starts. A learner of several slices is an array of its own,
+of them, and a job for its rendezvous. A job that ends with anything but success
+or a fatal exit code requeues itself. The nodes of a learner, or of its slice,
+are the tasks of one job step: srun ends all of them when one has failed.
 """
 
 import dataclasses
 import pathlib
+import shlex
 from collections.abc import Sequence
 
 from diloco.config.sections import ConfigError
+from diloco.metrics.workdir import learner_name
 from launch.backends.base import Addresses, Backend, script, shell_command
 from launch.job import GPU, LEAVE_S, SIZED, JobSpec, only, option
-from launch.program import LEARNER, SYNCER, Task
+from launch.program import LEARNER, RENDEZVOUS, SYNCER, Task
 from launch.supervisor import EXIT_STOPPED, EXITS_FATAL
 
 # Slurm looks at time limits once a minute: a signal may come that much early,
 # and a process that has left early loses nothing but that minute.
 SIGNAL_EARLY_S = 30
+INDEX = '$SLURM_ARRAY_TASK_ID'
 SYNCER_JOB = 'SYNCER_JOB'  # Its number is known once it is submitted.
 
 
@@ -51,19 +55,18 @@ class Slurm(Backend):
       after = f'--dependency=after:{job},singleton'
       self.act(*self.call(whole, shard, after))
     # No learner's machines stand idle before there is a syncer.
-    for alike in arrays(whole.first_learners):
-      self.act(*self.learners(whole, alike, f'--dependency=after:{job}'))
+    self._submit(whole, whole.first_learners, f'--dependency=after:{job}')
     return 0
 
   def add(self, whole: JobSpec, learner: int) -> int:
     joining = (only(whole, learner),)
     self._refuse_queued(whole, joining)
-    self.act(*self.learners(whole, joining))
+    self._submit(whole, joining)
     return 0
 
   def remove(self, whole: JobSpec, learner: int) -> int:
-    only(whole, learner)
-    commands = cancel_commands(self.act(queue_command(whole)), learner)
+    task = only(whole, learner)
+    commands = cancel_commands(self.act(queue_command(whole, task)), task)
     if not commands and not self.dry_run:
       raise ConfigError([f'--learner={learner}: is not in the queue'])
     for argv in commands:
@@ -71,12 +74,23 @@ class Slurm(Backend):
     return 0
 
   def _refuse_queued(self, whole: JobSpec, learners: Sequence[Task]) -> None:
-    listed = self.act(queue_command(whole))
+    listed = {}  # Learners of one slice are in one list.
     for task in learners:
-      if cancel_commands(listed, task.learner):
+      command = queue_command(whole, task)
+      if command not in listed:
+        listed[command] = self.act(command)
+      if cancel_commands(listed[command], task):
         raise ConfigError(
           [f'{whole.role_name(task)}: is in the queue already; see squeue']
         )
+
+  def _submit(
+    self, whole: JobSpec, learners: Sequence[Task], *options: str
+  ) -> None:
+    for alike in arrays(learners):
+      for met in whole.rendezvous_of(alike[0]):
+        self.act(*self.call(whole, met, *options))
+      self.act(*self.learners(whole, alike, *options))
 
   # Calls of sbatch, which reads a script: arguments and script of each.
 
@@ -85,26 +99,35 @@ class Slurm(Backend):
     return self.call(whole, whole.syncer, '--dependency=singleton')
 
   def learners(self, whole: JobSpec, learners: Sequence[Task], *options: str):
-    """A job array with one element for each learner, indexed by its id.
+    """A job array with one element for each learner, indexed by its id, or for
+    each slice of one of several.
 
     Args:
       learners: one of `arrays`.
     """
     assert len(arrays(learners)) == 1, 'learners of one array are alike'
-    indices = ','.join(str(x.learner) for x in learners)
-    fixed = _but_its_id(learners[0])
-    any_learner = dataclasses.replace(learners[0], arguments=fixed)
-    return self.call(whole, any_learner, f'--array={indices}', *options)
+    if learners[0].slices > 1:
+      slices = whole.slices_of(learners[0])
+      any_one = _but(slices[0], _slice_flag(slices[0]))
+      indices = ','.join(str(x.slice) for x in slices)
+    else:
+      any_one = _but(learners[0], _learner_flag(learners[0]))
+      indices = ','.join(str(x.learner) for x in learners)
+    return self.call(whole, any_one, f'--array={indices}', *options)
 
   def call(
     self, whole: JobSpec, role: Task, *options: str
   ) -> tuple[tuple[str, ...], str]:
     """Returns one call of sbatch: its arguments and its script."""
     is_array = role.kind == LEARNER
-    name = f'{whole.name}-{LEARNER}' if is_array else whole.role_name(role)
+    name = _job_name(whole, role)
     # Not as #SBATCH lines: an argument of a program needs no quoting.
     log = f'{whole.workdir}/logs/'.replace('%', '%%')
-    element = f'{LEARNER}-%a' if is_array else role.name
+    element = role.name
+    if is_array:
+      element = f'{LEARNER}-%a'
+      if role.slice is not None:
+        element = f'{learner_name(role.learner)}-slice-%a'
     argv = (
       *('sbatch', '--parsable', f'--job-name={name}'),
       *(f'--output={log}{element}.log', '--open-mode=append', '--requeue'),
@@ -117,33 +140,59 @@ class Slurm(Backend):
 
 
 def arrays(learners: Sequence[Task]) -> list[list[Task]]:
-  """Groups learners by what differs but for the id, their array's index."""
+  """Groups learners by what differs but for the id, their array's index.
+
+  One of several slices is a group by itself.
+  """
   alike = {}
   for task in learners:
-    alike.setdefault((task.resources, _but_its_id(task)), []).append(task)
+    own = _but(task, _learner_flag(task)).arguments
+    sliced = task.learner if task.slices > 1 else None
+    alike.setdefault((task.resources, own, sliced), []).append(task)
   return [*alike.values()]
 
 
-def _but_its_id(task: Task) -> tuple[str, ...]:
-  own = f'--learner={task.learner}'
+def _learner_flag(task: Task) -> str:
+  return f'--learner={task.learner}'
+
+
+def _slice_flag(task: Task) -> str:
+  return f'--slice={task.slice}'
+
+
+def _but(task: Task, own: str) -> Task:
+  """Returns a task without a flag that the index of an array gives."""
   assert own in task.arguments, f'{own} not in {task.arguments}'
-  return tuple(x for x in task.arguments if x != own)
+  fixed = tuple(x for x in task.arguments if x != own)
+  return dataclasses.replace(task, arguments=fixed)
 
 
-def queue_command(whole: JobSpec) -> tuple[str, ...]:
-  """Lists 'JOB INDEX STATE' of every element of the run's arrays."""
+def _job_name(whole: JobSpec, role: Task) -> str:
+  if role.kind != LEARNER:
+    return whole.role_name(role)
+  is_one = role.slices == 1
+  return f'{whole.name}-{LEARNER if is_one else learner_name(role.learner)}'
+
+
+def queue_command(whole: JobSpec, task: Task) -> tuple[str, ...]:
+  """Lists 'JOB INDEX STATE' of every element of the array that has a learner.
+
+  Of one of several slices all is its own, and its rendezvous is listed too.
+  """
+  met = (whole.role_name(each) for each in whole.rendezvous_of(task))
+  names = ','.join((_job_name(whole, task), *met))
   return (
     *('squeue', '--me', '--noheader', '--array'),
-    *(f'--name={whole.name}-{LEARNER}', '--format=%i %K %T'),
+    *(f'--name={names}', '--format=%i %K %T'),
   )
 
 
-def cancel_commands(listed: str, learner: int) -> list[tuple[str, ...]]:
+def cancel_commands(listed: str, task: Task) -> list[tuple[str, ...]]:
   """Returns commands that dequeue a learner, from `queue_command`'s output."""
   rows = (line.split() for line in listed.splitlines())
   commands = []
   for job, index, state in rows:
-    if index != str(learner):
+    if task.slices == 1 and index != str(task.learner):
       continue
     # A script that runs must know that it is not to come back.
     how = () if state == 'PENDING' else ('--batch', '--signal=USR1')
@@ -163,18 +212,38 @@ def _resources(role: Task) -> list[str]:
   return options
 
 
+def _meeting(whole: JobSpec, role: Task, logs: str) -> str:
+  """Returns what stands before a command by which agents find the rendezvous.
+
+  Its job writes down where it is, as the syncer's does.
+  """
+  if role.slice is None and role.kind != RENDEZVOUS:
+    return ''
+  name = f'{learner_name(role.learner)}-{RENDEZVOUS}'
+  file = shlex.quote(f'{logs}/{name}.address')
+  if role.kind == RENDEZVOUS:
+    port = whole.rendezvous_port(role)
+    return f'echo "$host:{port}" >{file}.part && mv {file}.part {file}\n  '
+  return (
+    f'until [[ -s {file} ]]; do sleep 5; done\n  rendezvous=$(cat {file})\n  '
+  )
+
+
 def _script(whole: JobSpec, name: str, role: Task) -> str:
   is_learner, logs = role.kind == LEARNER, f'{whole.workdir}/logs'
+  is_slice = role.slice is not None
   known = Addresses(
     '$host',
     '$syncer',
     '$SLURM_PROCID',
     '$coordinator',
-    '$SLURM_ARRAY_TASK_ID' if is_learner else '',
+    INDEX if is_learner and not is_slice else '',
+    '$rendezvous',
   )
   command = f'"$@" {shell_command([whole.python], whole, role, known)}'
   if is_learner:
-    command += ' "--learner=$SLURM_ARRAY_TASK_ID"'
+    command += f' "--{"slice" if is_slice else LEARNER}={INDEX}"'
+  command = _meeting(whole, role, logs) + command
   functions, log = {'run_role': command}, ''
   if role.kind == SYNCER and whole.evaluator:
     log = f'{logs}/{whole.evaluator.name}.log'

@@ -51,6 +51,8 @@ def instance(instances, verb, name, flags):
     instances[name] = {'ip': '10.0.0.1', 'script': script, 'exit': None}
   elif name not in instances:
     fail(f"The resource '{name}' was not found")
+  elif verb == 'delete':
+    del instances[name]
   elif verb == 'describe':
     print(instances[name]['ip'])
   elif instances[name]['exit'] is None:

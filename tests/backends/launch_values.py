@@ -59,6 +59,15 @@ def a_launch(
   )
 
 
+def a_sliced_launch(slices: int = 2, **changes) -> JobSpec:
+  """Returns a launch of one learner of several slices."""
+  devices = devices_of(**changes) // (slices if changes.get('hosts') else 1)
+  config = a_config(
+    devices, 1, **{'mesh.slices': slices, 'data.batch': 8 * devices * slices}
+  )
+  return a_launch(config=config, **changes)
+
+
 def a_large_config(accelerator: str, shards=1, **changes) -> RunConfig:
   """Returns 5 B parameters, on so many devices a learner."""
   given = recipe.get_config('scale=5b,learners=4')

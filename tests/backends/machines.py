@@ -21,6 +21,7 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import (
 from launch.backends import queued_resources
 from launch.backends.gke import Gke
 from launch.backends.slurm import Slurm
+from launch.program import LEARNER
 from tests.waiting import until
 
 HERE = pathlib.Path(__file__).parent
@@ -41,6 +42,7 @@ class Machine:
   several: ClassVar[dict] = {}
   hosts: int
   syncer = '10.0.0.1:7777'
+  rendezvous = '10.0.0.2:8500'  # Of learner 0.
   coordinator: str
 
   def __init__(self, folder: pathlib.Path):
@@ -110,6 +112,9 @@ class GkeMachine(Machine):
   syncer = 'first-syncer:7777'
   # JOBSET-REPLICATEDJOB-JOB-POD.JOBSET, as JobSet names its pods.
   coordinator = 'first-learner-1-slice-0-0.first-learner-1:8476'
+  rendezvous = (
+    'first-learner-0-rendezvous-slice-0-0.first-learner-0-rendezvous:8500'
+  )
 
   def processes(self, whole, role):
     pod = pod_of(Gke().job_set(whole, role))
@@ -195,7 +200,7 @@ class TpuVm(Machine):
     The containers end with these codes, one after the other.
     """
     script = queued_resources.startup_script(
-      whole, role, 'p', self.syncer, 1, bucket
+      whole, role, 'p', self.syncer, 1, bucket, self.rendezvous
     )
     (self.folder / 'codes').write_text(' '.join(map(str, codes)))
     (self.folder / 'docker.jsonl').write_text('')
@@ -266,20 +271,25 @@ class SlurmNode(Machine):
     super().__init__(folder)
     self.workdir = folder / 'work dir'
     (self.workdir / 'logs').mkdir(parents=True)
-    (self.workdir / 'logs/syncer.address').write_text(f'{self.syncer}\n')
+    for name in ('syncer', 'learner-0-rendezvous'):
+      at = getattr(self, name.rpartition('-')[2])
+      (self.workdir / f'logs/{name}.address').write_text(f'{at}\n')
     self.programs(srun=SRUN, scontrol=SCONTROL, python=PYTHON)
 
   def script(self, whole, role) -> str:
     backend = Slurm()
     if role is whole.syncer:
       return backend.syncer(whole)[1]
-    if role in whole.shards:
+    if role.kind != LEARNER:
       return backend.call(whole, role)[1]
+    if role.slice is not None:
+      return backend.learners(whole, [whole.learners[role.learner]])[1]
     return backend.learners(whole, whole.learners)[1]
 
   def job(self, whole, role, **variables) -> subprocess.Popen:
     """Starts the job of a role; its log is read from standard error."""
     hosts = role.resources.accelerator.hosts
+    index = role.learner if role.slice is None else role.slice
     return subprocess.Popen(
       ['bash', '-c', hurried(self.script(whole, role))],
       env=self.environment(
@@ -288,7 +298,7 @@ class SlurmNode(Machine):
         SLURM_JOB_NODELIST='node-[3-4]',
         SLURM_NNODES=str(hosts),
         SLURM_PROCID='0',
-        SLURM_ARRAY_TASK_ID=str(role.learner),
+        SLURM_ARRAY_TASK_ID=str(index),
         **variables,
       ),
     )

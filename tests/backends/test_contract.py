@@ -5,9 +5,15 @@ import dataclasses
 
 import pytest
 
+from launch.agent import learner_flags
 from launch.backends import BACKENDS
 from launch.backends.base import seeing
-from tests.backends.launch_values import AWKWARD, a_large_launch, a_launch
+from tests.backends.launch_values import (
+  AWKWARD,
+  a_large_launch,
+  a_launch,
+  a_sliced_launch,
+)
 from tests.backends.machines import ADDRESS, MACHINES
 
 pytestmark = pytest.mark.beside
@@ -65,6 +71,40 @@ def test_the_hosts_of_a_learner_find_each_other(machine):
     f'--coordinator={machine.coordinator}',
   ):
     assert word in words
+
+
+def test_the_agents_of_a_slice_find_the_rendezvous(machine):
+  """Behind their own flags, all of which it leaves out, are the learner's."""
+  workdir = str(getattr(machine, 'workdir', '/workdir'))
+  several = dict(machine.several)
+  if 'hosts' in several:
+    several['hosts'] *= 3
+  whole = a_sliced_launch(3, workdir=workdir, **several)
+  (learner,) = whole.learners[:1]
+  last = whole.slices_of(learner)[2]
+  (words,) = got(machine, whole, last)
+  assert words[:3] == ['-m', 'diloco', 'agent']
+  joined = ['--megascale'] * learner.resources.accelerator.is_tpu
+  assert sorted(words[3:]) == sorted(
+    [
+      *(*COMMON, TOKEN, '--learner=0', '--notice_s=25', HOST, *joined),
+      *(f'--syncer={machine.syncer}', f'--rendezvous={machine.rendezvous}'),
+      *('--slice=2', f'--slice_hosts={machine.hosts}'),
+      f'--slice_host={machine.hosts - 1}',
+    ]
+  )
+  assert sorted(learner_flags(words[3:])) == sorted(
+    [
+      *(*COMMON, TOKEN, '--learner=0', '--notice_s=25', HOST),
+      f'--syncer={machine.syncer}',
+    ]
+  )
+  (met,) = whole.rendezvous_of(learner)
+  (words,) = got(machine, whole, met)
+  assert words == [
+    *('-m', 'diloco', 'rendezvous', *COMMON, TOKEN, '--learner=0'),
+    *(f'--slice_hosts={machine.hosts}', HOST, f'--bind={ADDRESS}:8500'),
+  ]
 
 
 def test_the_evaluator_is_beside_the_syncer_alone(machine):

@@ -14,6 +14,7 @@ from tests.backends.launch_values import (
   AWKWARD,
   a_config,
   a_launch,
+  a_sliced_launch,
   check_golden,
 )
 from tests.backends.machines import check_schema, job_of, objects, pod_of
@@ -62,6 +63,13 @@ def test_a_wrong_field_would_be_found(path):
 def test_what_is_applied(request):
   text = as_yaml(Gke().manifests(a_launch(**SLICES)))
   check_golden('gke-slice.yaml', text, request.config.getoption('--rewrite'))
+
+
+def test_what_is_applied_of_a_learner_of_several_slices(request):
+  whole = a_sliced_launch(**SLICES)
+  assert len(objects(whole)) == 7
+  text = as_yaml(Gke().manifests(whole))
+  check_golden('gke-slices.yaml', text, request.config.getoption('--rewrite'))
 
 
 def test_the_text_says_what_the_value_says():

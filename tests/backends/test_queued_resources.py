@@ -18,7 +18,12 @@ from diloco.transport.sockets import free_port
 from launch.backends import queued_resources
 from launch.backends.base import CommandFailed
 from launch.backends.queued_resources import RUNTIMES, QueuedResources
-from tests.backends.launch_values import a_config, a_launch, check_golden
+from tests.backends.launch_values import (
+  a_config,
+  a_launch,
+  a_sliced_launch,
+  check_golden,
+)
 from tests.backends.machines import TpuVm
 from tests.waiting import until
 
@@ -257,7 +262,53 @@ def test_a_neighbour_with_a_similar_name_is_left_alone():
     [{'name': f'p/{name}', 'state': {'state': 'ACTIVE'}} for name in names]
   )
   (found,) = queued_resources.slices(a_launch(**SPOT), listed)
-  assert (found.learner, found.attempt) == (0, 1)
+  assert (found.task.learner, found.attempt) == (0, 1)
+
+
+def test_a_slice_of_a_learner_is_asked_for_again_alone(world):
+  def becomes(i, state):
+    def change(whole):
+      whole['slices'][f'first-learner-0-slice-{i}']['state'] = state
+
+    return change
+
+  def disappears(whole):
+    del whole['slices']['first-learner-0-slice-1']
+    assert 'first-learner-0-rendezvous' in whole['instances']
+
+  world.turns = [
+    _all(becomes(0, 'ACTIVE'), becomes(1, 'ACTIVE')),
+    becomes(1, 'SUSPENDED'),
+    disappears,
+    _nothing,
+    _run_ends(),
+  ]
+  assert world.backend.start(a_sliced_launch(**SPOT)) == 0
+  slices = world.state['slices']
+  attempts = {name: each['labels']['attempt'] for name, each in slices.items()}
+  assert attempts == {
+    'first-learner-0-slice-0': '1', 'first-learner-0-slice-1': '2',
+  }  # fmt: skip
+  script = slices['first-learner-0-slice-1']['script']
+  assert '"--rendezvous=10.0.0.1:8500"' in script
+  assert {each['state'] for each in slices.values()} == {'DELETING'}
+  assert [*world.state['instances']] == ['first-syncer']
+
+
+def test_what_is_asked_for_a_learner_of_several_slices(request):
+  whole = a_sliced_launch(accelerator='v5litepod-16')
+  backend, parts = QueuedResources(**CLOUD), []
+  (learner,) = whole.learners[:1]
+  for role in (*whole.rendezvous_of(learner), whole.slices_of(learner)[1]):
+    argv = backend.create_command(whole, role, 'x.sh', 1)
+    script = queued_resources.startup_script(
+      whole, role, 'p', '10.0.0.1:7777', 1, '', '10.0.0.2:8500'
+    )
+    # What stands below is the same in all.
+    parts += [shlex.join(argv).replace(' --', ' \\\n  --')]
+    parts += [script.partition('# SPDX')[0]]
+  rewrite = request.config.getoption('--rewrite')
+  check_golden('gcloud-slices.txt', '\n'.join(parts), rewrite)
 
 
 @pytest.mark.parametrize(

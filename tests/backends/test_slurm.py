@@ -19,7 +19,13 @@ from experiments import tests_tiny
 from launch.backends import slurm
 from launch.backends.slurm import Slurm
 from launch.job import JobOptions, launch
-from tests.backends.launch_values import ASKED, a_config, a_launch, check_golden
+from tests.backends.launch_values import (
+  ASKED,
+  a_config,
+  a_launch,
+  a_sliced_launch,
+  check_golden,
+)
 from tests.backends.machines import SCONTROL, SRUN, SlurmNode, hurried
 from tests.waiting import until
 
@@ -62,6 +68,29 @@ def test_what_is_submitted(request):
   text = f'{json.dumps(argv, indent=1)}\n{script}'
   rewrite = request.config.getoption('--rewrite')
   check_golden('slurm-first-learner-nodes.txt', text, rewrite)
+
+
+def test_what_is_submitted_of_a_learner_of_several_slices(request):
+  whole = a_sliced_launch(
+    accelerator='gpu', gpus_per_host=8, hosts=4, workdir='/shared/runs/first'
+  )
+  (learner,) = whole.learners[:1]
+  backend = Slurm()
+  calls = [
+    *(backend.call(whole, met) for met in whole.rendezvous_of(learner)),
+    backend.learners(whole, [learner]),
+  ]
+  text = '\n'.join(
+    # What stands below is the same in all.
+    f'{json.dumps(argv, indent=1)}\n{script.partition("# SPDX")[0]}'
+    for argv, script in calls
+  )
+  rewrite = request.config.getoption('--rewrite')
+  check_golden('slurm-first-learner-slices.txt', text, rewrite)
+  listed = '12_0 0 RUNNING\n12_1 1 PENDING\n13 N/A RUNNING\n'
+  assert [argv[-1] for argv in slurm.cancel_commands(listed, learner)] == [
+    '12_0', '12_1', '13',
+  ]  # fmt: skip
 
 
 def test_shards_and_learners_wait_for_the_syncer():
@@ -115,7 +144,7 @@ def test_learners_of_one_kind_are_one_array():
 
 def test_who_is_taken_out_of_the_queue():
   listed = '12_0 0 RUNNING\n12_1 1 RUNNING\n15_1 1 PENDING\n'
-  assert slurm.cancel_commands(listed, 1) == [
+  assert slurm.cancel_commands(listed, a_launch().learners[1]) == [
     ('scancel', '--batch', '--signal=USR1', '12_1'),
     ('scancel', '15_1'),
   ]
@@ -205,8 +234,9 @@ def _lives(process):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize('hosts', [1, 2])
-def test_a_run_comes_to_its_end(tmp_path, hosts):
+@pytest.mark.parametrize(('hosts', 'slices'), [(1, 1), (2, 1), (1, 2)])
+def test_a_run_comes_to_its_end(tmp_path, hosts, slices):
+  """A learner of so many slices of so many hosts."""
   for name, text in (('srun', SRUN), ('scontrol', SCONTROL)):
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(0o755)
@@ -216,13 +246,18 @@ def test_a_run_comes_to_its_end(tmp_path, hosts):
   given = tests_tiny.get_config(text)
   given.transport.data_plane = 'grpc'
   given.mesh.fsdp = hosts  # A node has one device here.
-  keys = {'transport.data_plane': 'grpc', 'mesh.fsdp': hosts}
+  given.mesh.slices = slices
+  keys = {
+    'transport.data_plane': 'grpc',
+    'mesh.fsdp': hosts,
+    'mesh.slices': slices,
+  }
   options = {
     **ASKED,
     'workdir': str(workdir.root),
     'port': free_port(),
     'python': sys.executable,
-    'hosts': hosts,
+    'hosts': hosts * slices,
   }
   whole = launch(
     run_config.build(given),
@@ -236,10 +271,12 @@ def test_a_run_comes_to_its_end(tmp_path, hosts):
     JobOptions(**options),
   )
   backend, jobs = Slurm(), {}
-  calls = {
-    'syncer': backend.syncer(whole),
-    'learner-0': backend.learners(whole, whole.first_learners),
-  }
+  (learner,) = whole.first_learners
+  calls = {'syncer': backend.syncer(whole)}
+  for met in whole.rendezvous_of(learner):
+    calls[met.name] = backend.call(whole, met)
+  for each in whole.slices_of(learner):
+    calls[each.name] = backend.learners(whole, [learner])
   try:
     for job_id, (name, (_, script)) in enumerate(calls.items(), start=4711):
       with workdir.log(name).open('w') as log:
@@ -253,7 +290,7 @@ def test_a_run_comes_to_its_end(tmp_path, hosts):
             'DILOCO_HOST': '127.0.0.1',
             'SLURM_JOB_ID': str(job_id),
             'SLURM_JOB_NODELIST': 'all',
-            'SLURM_NNODES': '1' if name == 'syncer' else str(hosts),
+            'SLURM_NNODES': str(hosts) if name[-1].isdecimal() else '1',
             'SLURM_ARRAY_TASK_ID': name[-1],
           },
           stdout=log,
@@ -268,7 +305,7 @@ def test_a_run_comes_to_its_end(tmp_path, hosts):
   assert not (tmp_path / 'requeues').exists()
   assert read_summary(workdir.summary).step >= STEPS
   _check_said(workdir, 'syncer', {'role': 'syncer'}, 'run tests-tiny: ')
-  for host in range(hosts):
+  for host in range(hosts) if slices == 1 else ():
     who = {'role': 'learner', 'learner': 0, 'host': host}
     _check_said(workdir, 'learner-0', who, 'left: ')
 

@@ -24,6 +24,10 @@ def test_it_trains_with(given):
   hardware.check(given)
 
 
+def test_slices_of_one_learner_are_joined():
+  hardware.check({'MEGASCALE_NUM_SLICES': '2'}, slices=2)
+
+
 @pytest.mark.parametrize(
   ('given', 'problem'),
   [

@@ -134,6 +134,7 @@ def test_what_gke_prints_is_what_kubectl_reads():
 
 GKE = ['--to=gke', *FLAGS['gke']]
 UNLIKE = '--config.unlike_learners'
+SLICED = ['--config.mesh.slices=2', '--config.data.batch=16']
 REFUSED = (
   (['--to=gke', '--workdir=/w'], '--image: is missing'),
   (
@@ -145,6 +146,23 @@ REFUSED = (
   (['--to=gke'], '--workdir: is missing'),
   (['--workdir=/w'], '--to: is missing, one of gke, queued_resources, slurm;'),
   ([*GKE, '--config.mesh.fsdp=4'], 'a learner has 8 devices there, and config'),
+  (
+    [*GKE, *SLICED, '--hosts=3'],
+    '--hosts=3: the 2 slices of a learner (config.mesh.slices) do not share',
+  ),
+  ([*GKE, *SLICED, '--hosts=4'], '--hosts=4: a slice v5litepod-8 has 1'),
+  (
+    [*GKE, *SLICED, '--config.mesh.fsdp=4'],
+    'each of 2 slices (config.mesh.slices) has 8 devices there, and config',
+  ),
+  (
+    [*GKE, *SLICED, f'--run_name={"a" * 25}'],
+    'must have at most 24 characters, with config.mesh.slices=2',
+  ),
+  (
+    [*GKE[:-1], *SLICED, '--config.transport.data_plane=grpc'],
+    'the 2 hosts of a learner are joined by jax.distributed',
+  ),
   ([*GKE, '--hosts=2'], '--hosts=2: a slice v5litepod-8 has 1'),
   ([*GKE, '--zone=z'], '--zone: is for --to=queued_resources only'),
   ([*GKE, '--token_file=token'], '--token_file=token: in a container'),

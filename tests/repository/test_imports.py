@@ -136,6 +136,10 @@ LAUNCH: CONFIG absl diloco.config.hardware diloco.metrics
   diloco.transport.planes diloco.transport.sockets diloco.watch ml_collections
   rich yaml
 launch: LAUNCH
+# Across machines; their channel is that of a learner's hosts.
+launch/agent.py: LAUNCH diloco.run.command diloco.transport.host_channel launch
+launch/rendezvous.py: LAUNCH diloco.run.command diloco.transport.auth
+  diloco.transport.host_channel launch
 # They look at the data, and make a tokenizer of it, before a run.
 launch/train.py: LAUNCH diloco.data launch
 launch/epochs.py: LAUNCH diloco.data

@@ -14,9 +14,12 @@ FIRST = '# SPDX-License-Identifier: Apache-2.0'
 PURE = ('diloco/protocol', 'diloco/numerics', 'diloco/models', 'diloco/data')
 IMPURE = {'time', 'random', 'uuid', 'secrets', 'threading', 'socket'}
 # They run what the sender of the bytes wants.
-# What it unpickles are plain values and classes of its own alone; a test of
-# its own shows that.
-UNPICKLES_PLAIN_VALUES = 'diloco/lab/checkpoints.py'
+UNPICKLES = (
+  # Plain values and classes of its own alone; a test of its own shows that.
+  'diloco/lab/checkpoints.py',
+  # Programs, as JAX serializes them; its folder belongs to one launcher.
+  'diloco/learner/kept_programs.py',
+)
 PICKLERS = {'pickle', '_pickle', 'marshal', 'dill', 'cloudpickle', 'shelve'}
 BANNED = {'utils', 'helper', 'manager', 'lib', 'misc', 'data2'}
 Rule = Iterator[str]
@@ -51,7 +54,7 @@ def _ambient(name: str, text: str) -> Rule:
 def _unpickling(name: str, text: str) -> Rule:
   """Yields what would run a sender's code, or bytes that could."""
   code = ast.parse(text)
-  if name != UNPICKLES_PLAIN_VALUES:
+  if name not in UNPICKLES:
     yield from PICKLERS & set(_imported(code))
   for node in ast.walk(code):
     match node:

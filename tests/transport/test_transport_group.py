@@ -2,7 +2,9 @@
 """Connections between the processes of one learner."""
 
 import multiprocessing.connection
+import os
 import queue
+import socket
 import threading
 
 import pytest
@@ -77,6 +79,14 @@ def test_a_host_that_is_gone_is_noticed_at_once(ends):
   leading, other = ends
   other.connection.close(1.0)
   assert isinstance(leading.lost.get(timeout=WAIT_S), host_channel.GroupLost)
+
+
+def test_a_machine_that_vanishes_would_be_noticed(ends):
+  for end in ends:
+    with socket.socket(fileno=os.dup(end.raw.fileno())) as same:
+      waits_ms = same.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+      assert waits_ms == 1000 * host_channel.SILENT_S
+      assert same.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
 
 
 def test_who_may_not_say_something_is_cut_off(ends):

@@ -8,7 +8,12 @@ import typing
 import msgpack
 import pytest
 
-from diloco.protocol import host_messages, messages, shard_messages
+from diloco.protocol import (
+  host_messages,
+  messages,
+  shard_messages,
+  slice_messages,
+)
 from diloco.transport import wire
 
 ALL = tuple(
@@ -20,6 +25,8 @@ ALL = tuple(
       *shard_messages.FROM_LEAD,
       *host_messages.FROM_LEADING_HOST,
       *host_messages.FROM_OTHER_HOSTS,
+      *slice_messages.FROM_AGENT,
+      *slice_messages.FROM_RENDEZVOUS,
     )
   )
 )

@@ -80,7 +80,7 @@ def run(config: RunConfig, values: flags.FlagValues) -> int:
       reason = _why_refused(run_spec, access, values)
     if reason is not None:
       return _say_refused(reason)
-    hardware.check(os.environ)
+    hardware.check(os.environ, config.mesh.slices)
     others = _join(process_group)
     run_config.check_devices(config, _device_count())
   try:
