@@ -29,9 +29,18 @@ from diloco.bench.measurement import (
   Measured,
   RepeatedFigure,
 )
-from diloco.bench.rows import HOSTS, ROWS, host_speeds
+from diloco.bench.rows import (
+  HOSTS,
+  LOSS,
+  PAUSES,
+  RETURN,
+  ROWS,
+  SLICES,
+  host_speeds,
+)
 from diloco.config import flags
 from diloco.config.sections import ConfigError
+from diloco.fleets import pauses
 from diloco.metrics import files
 from diloco.metrics.run_progress import ProgressLine, count
 from diloco.pages import terminal
@@ -63,6 +72,9 @@ def define_flags() -> None:
   absl_flags.DEFINE_string(
     'write_speeds', None, 'File for what `diloco plan` knows of hosts.'
   )
+  absl_flags.DEFINE_string(
+    'write_pauses', None, 'File for what it knows of slices; it gets an entry.'
+  )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -76,7 +88,11 @@ def main(argv: Sequence[str]) -> int:
   settings = BenchSettings(asked.smallest, sizes(asked.millions), asked.minutes)
   if asked.write_speeds and HOSTS not in names:
     raise ConfigError(f'--write_speeds: needs the row {HOSTS}')
-  written = (asked.markdown, asked.json, asked.write_speeds)
+  if asked.write_pauses and PAUSES not in names:
+    raise ConfigError(f'--write_pauses: needs the row {PAUSES}')
+  written = (
+    asked.markdown, asked.json, asked.write_speeds, asked.write_pauses,
+  )  # fmt: skip
   check_writable([pathlib.Path(p) for p in written if p])
   logging.set_verbosity(logging.ERROR)
   # Ends the processes of a run, too.
@@ -99,6 +115,9 @@ def main(argv: Sequence[str]) -> int:
     files.write_json(pathlib.Path(asked.json), measured.record())
   if asked.write_speeds and HOSTS not in failed:
     files.write_json(pathlib.Path(asked.write_speeds), speeds_of(measured))
+  if asked.write_pauses and PAUSES not in failed:
+    for entry in pauses_of(measured):
+      pauses.write_pause(entry, pathlib.Path(asked.write_pauses))
   return 1 if failed else 0
 
 
@@ -140,6 +159,27 @@ def speeds_of(measured: Measured) -> dict:
     'others': own[0].others,
     **{name: float(f'{value:.3g}') for name, value in speeds.items()},
   }
+
+
+def pauses_of(measured: Measured) -> list[pauses.MeasuredPause]:
+  """Returns what the row `slices` has measured, an entry for each size."""
+  machine = measured.machine
+  medians = {x.name: x.median for x in measured.figures if x.row == PAUSES}
+  return [
+    pauses.MeasuredPause(
+      params=1e6 * float(name.partition(' ')[0]),
+      slices=SLICES,
+      hosts=1,
+      how='standby',
+      shrink_s=float(f'{medians[name]:.3g}'),
+      regrow_s=float(f'{medians[name[: -len(LOSS)] + RETURN]:.3g}'),
+      machine=f'{machine["cpu"]}, {machine["cores_allowed"]} cores',
+      date=machine['time'][:10],
+      commit=machine['commit'],
+    )
+    for name in medians
+    if name.endswith(LOSS)
+  ]
 
 
 def chosen(everything: bool, only: Sequence[str]) -> list[str]:

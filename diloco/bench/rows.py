@@ -70,6 +70,8 @@ FRAGMENTS = 24  # Of the simulator.
 LAB_STEPS, PRODUCT = 4, 256
 OWN_LAYERS, OWN_ROWS = 16, 2048
 SLICES, SLICE_KILLS = 3, 8
+PAUSES = 'slices'
+LOSS, RETURN = ', loss', ', return'  # Figures of that row.
 # That of the lab's studies, and one of twice its width.
 LAB_MODELS = {
   name: {
@@ -616,7 +618,8 @@ def measure_slices(settings: BenchSettings) -> Iterator[BenchFigure]:
       run.start_launcher()
       lost_s, back_s = [], []
       for kill in range(settings.pick(SLICE_KILLS, 2)):
-        run.until_steps(0, settings.pick(40, 4))
+        # Who stands by for the next world has imported everything by then.
+        run.until_steps(0, settings.pick(240, 4))
         killed_s = run.kill_of_launcher(learner_name(0, kill % SLICES))
         first, between, back = _worlds_after(run, killed_s)
         lost_s.append(first[names.TIME] - killed_s)
@@ -627,9 +630,9 @@ def measure_slices(settings: BenchSettings) -> Iterator[BenchFigure]:
       raise BenchFailed(f'no step in the {away_s:g} s without a slice')
     title = f'{millions:g} M, {SLICES} slices of a host'
     yield BenchFigure(f'{title}, first loss', lost_s[0], 's')
-    yield BenchFigure(f'{title}, loss', statistics.median(lost_s[1:]), 's')
+    yield BenchFigure(f'{title}{LOSS}', statistics.median(lost_s[1:]), 's')
     yield BenchFigure(f'{title}, longest of them', max(lost_s[1:]), 's')
-    yield BenchFigure(f'{title}, return', statistics.median(back_s), 's')
+    yield BenchFigure(f'{title}{RETURN}', statistics.median(back_s), 's')
     yield BenchFigure(
       f'{title}, steps lost, at most', max(x['lost_steps'] for x in lost), ''
     )
@@ -904,7 +907,7 @@ ROWS = {
     measure_return,
     60.0,
   ),
-  'slices': BenchRow(
+  PAUSES: BenchRow(
     'how long a learner stands that loses a slice', measure_slices, 240.0
   ),
   'bytes': BenchRow(

@@ -249,9 +249,11 @@ class ExchangePrograms:
 
     arrays = {name: placed(name, x) for name, x in names.items()}
     if gives:
-      arrays = jax.jit(
+      arrays = self._compile(
+        'restored',
         lambda arrays: {name: _only(x) for name, x in arrays.items()},
-        out_shardings={name: x.sharding for name, x in names.items()},
+        {name: x.sharding for name, x in names.items()},
+        arrays,
       )(arrays)
     leaves = [arrays[name] for name in names]
     tree = jax.tree.unflatten(jax.tree.structure(likes), leaves)

@@ -19,6 +19,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Mapping
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -85,6 +86,7 @@ class BoundaryMemory:
 
   Attributes:
     path: the file of this host.
+    identity: see above.
   """
 
   def __init__(
@@ -96,9 +98,10 @@ class BoundaryMemory:
   ):
     self.path = folder / f'slice-{slice_id}.host-{part}'
     self._wanted = folder / WANTED
-    self._identity = dict(identity)
+    self.identity = dict(identity)
     self._lock = threading.Lock()
     self._notes: list[Boundary] = []  # The last two, the newer one last.
+    self._reading: futures.Future[StoredBoundary | None] | None = None
     folder.mkdir(parents=True, exist_ok=True)
 
   @property
@@ -120,12 +123,22 @@ class BoundaryMemory:
           return boundary.step
     return None
 
+  def read_ahead(self):
+    """Begins on a thread what `read` returns; the hosts meet meanwhile."""
+    pool = futures.ThreadPoolExecutor(1)
+    self._reading = pool.submit(self._read)
+    pool.shutdown(wait=False)
+
   def read(self) -> StoredBoundary | None:
     """Returns the boundary that the last process of this host has written.
 
     Raises:
       BrokenRecord: it is damaged.
     """
+    reading, self._reading = self._reading, None
+    return self._read() if reading is None else reading.result()
+
+  def _read(self) -> StoredBoundary | None:
     try:
       with self.path.open('rb') as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -133,7 +146,7 @@ class BoundaryMemory:
       return None
     first = LENGTH + int.from_bytes(mapped[:LENGTH], 'little')
     header = json.loads(mapped[LENGTH:first])
-    if header['identity'] != self._identity:
+    if header['identity'] != self.identity:
       return None  # Of another run that had this name.
     arrays, bases = {}, {}
     for name, stored in header['arrays'].items():
@@ -183,7 +196,7 @@ class BoundaryMemory:
       {
         'step': boundary.step,
         'progress': boundary.progress,
-        'identity': self._identity,
+        'identity': self.identity,
         'arrays': arrays,
       }
     ).encode()

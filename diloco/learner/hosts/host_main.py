@@ -7,7 +7,7 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import jax
@@ -81,11 +81,16 @@ def run(config: RunConfig, values: flags.FlagValues) -> int:
     if reason is not None:
       return _say_refused(reason)
     hardware.check(os.environ, config.mesh.slices)
+    memory = _memory(run_spec, values, slices, values.host)
+    if memory is not None:
+      memory.read_ahead()
     others = _join(process_group)
+    if process_group.index != values.host:  # As on TPUs; what is ahead is lost.
+      memory = _memory(run_spec, values, slices, process_group.index)
     run_config.check_devices(config, _device_count())
   try:
     process = _Process(
-      run_spec, access, process_group, values, slices, all_slices
+      run_spec, access, process_group, values, memory, (len(slices), all_slices)
     )
     if isinstance(others, HostConnection):
       return process.follow(others)
@@ -194,6 +199,25 @@ def _die(explained: bool = False) -> NoReturn:
   os._exit(1)
 
 
+def _memory(
+  run_spec: RunSpec, values: flags.FlagValues, slices: Sequence[int], index: int
+) -> BoundaryMemory | None:
+  """Returns the memory of the host of an index in its world, if it has one.
+
+  Args:
+    slices: of the world.
+  """
+  if not values.memory:
+    return None
+  part = values.hosts // len(slices)
+  return BoundaryMemory(
+    pathlib.Path(values.memory),
+    slices[index // part],
+    index % part,
+    {**run_spec.fingerprints, 'learner': str(values.learner)},
+  )
+
+
 def _device_count() -> int:
   """Returns the number of the learner's devices; opens those of this process.
 
@@ -256,25 +280,18 @@ class _Process:
     access: Access,
     process_group: ProcessGroup,
     values: flags.FlagValues,
-    slices: Sequence[int],
-    all_slices: int,
+    memory: BoundaryMemory | None,
+    slices: tuple[int, int],
   ):
     self._run_spec = run_spec
-    self._slices, self._all_slices = len(slices), all_slices
+    self._slices, self._all_slices = slices
     self._over = False  # The others are told to end.
-    self._memory = self._kept = None
-    if values.memory:
-      part = process_group.hosts // len(slices)
-      folder = pathlib.Path(values.memory)
-      identity = {**run_spec.fingerprints, 'learner': str(values.learner)}
-      self._memory = BoundaryMemory(
-        folder,
-        slices[process_group.index // part],
-        process_group.index % part,
-        identity,
-      )
+    self._memory, self._kept = memory, None
+    if memory is not None:
       place = f'{process_group.index} of {process_group.hosts}'
-      self._kept = KeptPrograms(folder, {**identity, 'host': place})
+      self._kept = KeptPrograms(
+        memory.path.parent, {**memory.identity, 'host': place}
+      )
     self._access = access
     self._flags = values
     self._index = process_group.index
@@ -302,8 +319,7 @@ class _Process:
       ),
       self._memory,
     )
-    if self._memory is not None:
-      follower.on_lost = self.end_world
+    follower.on_lost = self._ending_world(follower.on_lost)
     _stop_on_signals(follower)
     try:
       end = follower.run()
@@ -355,7 +371,7 @@ class _Process:
       hosts,
       self._memory,
     )
-    lost = client.crash if self._memory is None else self.end_world
+    lost = self._ending_world(client.crash)
     hosts.watch(on_stop=train_loop.stop, on_lost=lost)
     _stop_on_signals(train_loop)
     try:
@@ -387,11 +403,24 @@ class _Process:
     """
     if self._memory is None or self._over:
       return
-    if (step := self._memory.write()) is None:
-      return
-    print(f'a world ends, step {step} is in memory: {why}', file=sys.stderr)
+    step = self._memory.write()
+    if step is None and not self._memory.path.exists():
+      return  # No world has had a boundary yet.
+    held = 'that of the last world' if step is None else f'step {step}'
+    print(f'a world ends, {held} is in memory: {why}', file=sys.stderr)
     sys.stderr.flush()
     os._exit(EXIT_SLICES)
+
+  def _ending_world(
+    self, otherwise: Callable[[GroupLost], None]
+  ) -> Callable[[GroupLost], None]:
+    """Returns what ends the world; `otherwise` is for one without memory."""
+
+    def lost(error: GroupLost):
+      self.end_world(error)
+      otherwise(error)
+
+    return lost
 
   def _records(self) -> LearnerRecords:
     return LearnerRecords(
