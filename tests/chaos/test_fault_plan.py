@@ -17,6 +17,7 @@ CAST = FaultTargets(
   learners=3, ids_max=16, servers=('syncer',), hosts=(1, 1, 1)
 )
 LARGE = FaultTargets(5, 16, ('syncer', 'shard-1', 'shard-2'), (2, 1, 1, 1, 1))
+SLICED = FaultTargets(2, 2, ('syncer',), (6, 1), slices=(3, 1))
 SECONDS = 180.0
 SEEDS = range(40)
 
@@ -141,3 +142,11 @@ def test_a_kind_that_can_befall_nothing_is_refused():
 def test_hosts_and_shards_are_hit():
   targets = {f.target for seed in SEEDS for f in drawn(seed, LARGE)}
   assert {'learner-0.1', 'shard-1', 'shard-2', 'syncer'} <= targets
+
+
+def test_slices_are_hit_by_their_first_hosts():
+  only = shapes('kill_slice', 'slice_away')
+  plan = fault_plan.draw(0, 3600.0, 60.0, only, SLICED)
+  assert {fault.target for fault in plan} == {
+    f'learner-0.{host}' for host in (0, 2, 4)
+  }

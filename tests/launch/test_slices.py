@@ -55,3 +55,12 @@ def test_a_slice_that_was_asked_for_may_be_lost_with_another():
   assert slices.due(10) == [1]
   assert slices.ended({0: True, 2: False}, 10) == [2]
   assert slices.live == [0, 1]
+
+
+def test_one_that_is_kept_away_comes_back_when_it_is_told_to():
+  slices = LiveSlices(2, delay_s=10.0)
+  slices.keep_away()
+  _lose(slices, 1, now_s=0.0)
+  assert not slices.due(1e6)
+  slices.take_back()
+  assert slices.due(0.0) == [1]

@@ -173,6 +173,19 @@ def test_steps_since_the_last_merged_boundary_are_lost_with_a_death():
   assert work.goodput(10.0) == pytest.approx((3.0 + 1.5) / 10)
 
 
+def test_slices_that_go_on_lose_what_came_after_their_boundary():
+  work = begun(1)
+  train(work, 0, 1, 6)
+  work.merge(0, 7, 2)
+  work.leave(0, in_order=False)
+  work.join(0, 8, 7.0)
+  assert work.goodput(10.0) == pytest.approx(2 * 0.75 / 10)
+  work.reform(0, step=5, slices_share=2 / 3)
+  assert work.goodput(10.0) == pytest.approx(5 * 0.75 / 10)
+  train(work, 0, 1, 2, process=8)
+  assert work.goodput(10.0) == pytest.approx((5 + 2 * 2 / 3) * 0.75 / 10)
+
+
 def test_steps_until_the_last_checkpoint_are_not_lost():
   work = begun(1)
   train(work, 0, 1, 4)

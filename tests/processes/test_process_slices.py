@@ -21,6 +21,7 @@ from tests.processes.processes import ENDLESS, REPOSITORY, START_S, Processes
 pytestmark = pytest.mark.beside
 
 FRAGMENTS = 2  # Of `tests_tiny`.
+LENGTH = 32  # Tokens of a row, likewise.
 SLICES, ROWS = 3, 2  # Rows of a slice.
 ALONE = (
   *('protocol.learners=1', 'data.shards=1', 'checkpoint.learner_every_steps=0'),
@@ -182,7 +183,16 @@ def test_no_row_is_trained_twice_and_the_ledger_balances(run):
     for line in steps.values():
       if until is None or line['step'] < until:
         rows += range(line['rows'], line['rows'] + line['batch'])
-  assert rows == list(range(len(rows)))
+  # Exactly the rows are missing that the tape names as lost.
+  reformed = [
+    x for x in read_jsonl(run.processes.workdir.tape) if x['kind'] == 'Reform'
+  ]
+  sizes = [(x['slices_before'], x['slices']) for x in reformed]
+  assert sizes == [(3, 2), (2, 3), (3, 2), (2, 3)]
+  missing = {*range(max(rows) + 1)} - {*rows}
+  assert len({*rows}) == len(rows)
+  lost = sum(x['lost_tokens'] for x in reformed)
+  assert lost == len(missing) * LENGTH
   for where, row in token_ledger.rows_of(
     run.processes.workdir, FRAGMENTS
   ).items():
