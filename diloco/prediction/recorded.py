@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a run that can be predicted, and measures how fast it was."""
 
+import bisect
 import dataclasses
 import itertools
 import json
@@ -141,8 +142,10 @@ class Speeds:
     syncer_starts_s: from the syncer's start to its first line in the event log,
       of each return; at its first start it waits for learners.
     leave_s: from SIGTERM to the end of a learner's process; 0: none left.
-    reform_s: from the last step with some of a learner's slices to the begin of
-      the first with others, median; 0: none was lost.
+    first_reform_s: from the last step with some of a learner's slices to the
+      begin of the first with others, the first time, when programs are
+      compiled; median; 0: none was lost.
+    reform_s: the same, every other time.
   """
 
   step_s: tuple[float, ...]
@@ -153,6 +156,7 @@ class Speeds:
   learner_starts_s: tuple[float, ...]
   syncer_starts_s: tuple[float, ...]
   leave_s: float = 0.0
+  first_reform_s: float = 0.0
   reform_s: float = 0.0
 
 
@@ -193,7 +197,7 @@ def measure(
   syncs_s = [
     c.sync_s for c in run.rounds if calm_s[0] <= c.at_s < calm_s[1]
   ] or [c.sync_s for c in run.rounds]
-  learners = [run.lives[learner_name(m)] for m in run.learners]
+  learners = [_whole_starts(run, m) for m in run.learners]
   outages = list(_outages(run.lives[SYNCER]))
   starts_s = _starts((x for own in learners for x in own[1:]), outages)
   starts_s = starts_s or _starts((own[0] for own in learners), outages)
@@ -210,8 +214,18 @@ def measure(
     learner_starts_s=starts_s,
     syncer_starts_s=_starts(run.lives[SYNCER][1:]) or (SYNCER_START_S,),
     leave_s=_leave_s(learners, restart_delay_s),
-    reform_s=_reform_s(run),
+    **_reforms_s(run),
   )
+
+
+def _whole_starts(run: RecordedRun, learner: int) -> list[Life]:
+  """Returns a learner's lives, but for those of slices that went on."""
+  times_s = [at_s for at_s, which in run.reformed if which == learner]
+  return [
+    life
+    for life in run.lives[learner_name(learner)]
+    if not any(life.started_s <= at_s < life.ended_s for at_s in times_s)
+  ]
 
 
 def _steps(run: RecordedRun, calm_s: tuple[float, float]) -> list[list]:
@@ -248,16 +262,27 @@ def _outages(lives: Sequence[Life]) -> Iterable[tuple[float, float]]:
     yield dead.ended_s, spoke_s
 
 
-def _reform_s(run: RecordedRun) -> float:
-  """Returns how long a learner stood, in the median, that had other slices."""
-  took_s = []
-  for at_s, learner in run.reformed:
-    ends_s = [step for step in run.steps if step.learner == learner]
-    before = [step.end_s for step in ends_s if step.end_s <= at_s]
-    after = [step.end_s - step.step_s for step in ends_s if step.end_s > at_s]
-    if before and after:
-      took_s.append(max(0.0, after[0] - before[-1]))
-  return statistics.median(took_s) if took_s else 0.0
+def _reforms_s(run: RecordedRun) -> dict[str, float]:
+  """Returns the pauses of learners that went on with other slices."""
+  first_s, later_s = [], []
+  for learner in run.learners:
+    steps = [step for step in run.steps if step.learner == learner]
+    ends_s = [step.end_s for step in steps]
+    times_s = (at_s for at_s, which in run.reformed if which == learner)
+    gaps = sorted({bisect.bisect(ends_s, at_s) for at_s in times_s})
+    pauses_s = [
+      max(0.0, steps[i].end_s - steps[i].step_s - ends_s[i - 1])
+      for i in gaps
+      if 0 < i < len(steps)
+    ]
+    first_s += pauses_s[:1]
+    later_s += pauses_s[1:]
+  if not first_s:
+    return {}
+  return {
+    'first_reform_s': statistics.median(first_s),
+    'reform_s': statistics.median(later_s or first_s),
+  }
 
 
 def _leave_s(lives: Sequence[Sequence[Life]], restart_delay_s: float) -> float:

@@ -164,7 +164,11 @@ class SimulatedStage:
   def lose_slice(self, target: str) -> None:
     """Takes a slice from a learner."""
     cluster, learner = self._cluster, number_of(target)
-    cluster.reform(learner, cluster.live_slices[learner] - 1)
+    left = cluster.live_slices[learner] - 1
+    if left:
+      cluster.reform(learner, left)
+    else:
+      self.kill(target)
 
   def return_slice(self, target: str) -> None:
     """Gives a learner all its slices back, once it trains."""
@@ -172,7 +176,7 @@ class SimulatedStage:
     process, count = cluster.learners[learner], cluster.options.slices[learner]
     if cluster.live_slices[learner] == count:
       return
-    if process.training and not process.gone:
+    if process.training and not process.gone and process.held():
       cluster.reform(learner, count)
     else:
       cluster.sim.after(AGAIN_S, lambda: self.return_slice(target))
@@ -334,7 +338,9 @@ def simulate(
         for m, setup in enumerate(setups)
         if setup.config.mesh.slices > 1
       },
-      reform_s=speeds.reform_s,
+      reform_s=lambda before: (
+        speeds.reform_s if before else speeds.first_reform_s
+      ),
     ),
   )
   stage = SimulatedStage(

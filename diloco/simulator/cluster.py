@@ -89,7 +89,8 @@ class ClusterOptions:
     slices: slices of each learner that has several, by id; `batch_of` is then
       that of a slice.
     slice_copy_steps: steps between two boundaries that these keep.
-    reform_s: from the end of a world of slices to the hello of the next.
+    reform_s: from the end of a world of slices to the hello of the next, by how
+      many the learner has had before.
   """
 
   loss: float = 0.0
@@ -102,7 +103,7 @@ class ClusterOptions:
   shards: int = 1
   slices: Mapping[int, int] = dataclasses.field(default_factory=dict)
   slice_copy_steps: int = 1
-  reform_s: float = 0.5
+  reform_s: Callable[[int], float] = lambda before: 0.5
 
 
 USUAL_OPTIONS = ClusterOptions()
@@ -169,6 +170,7 @@ class Cluster:
     self.silent: dict[tuple[int, str], list[Callable[[], None]]] = {}
     self.partitions: Mapping[int, str] = {}
     self.live_slices = dict(options.slices)  # That take part, by learner.
+    self._reformed: collections.Counter[int] = collections.Counter()
     # Boundaries that slices go on from, by learner.
     self._held: dict[int, tuple[Start, Any]] = {}
     self.disk_full = False
@@ -233,7 +235,9 @@ class Cluster:
       if self.learners[learner] is process:
         self.start(learner)
 
-    self.sim.after(self.options.reform_s, start)
+    pause_s = self.options.reform_s(self._reformed[learner])
+    self._reformed[learner] += 1
+    self.sim.after(pause_s, start)
 
   def stop(self, learner: int):
     """Simulates SIGSTOP: silent, but the stream stays open."""

@@ -165,6 +165,8 @@ class SimulatedLearner:
     self._progress = 0  # Schedule argument of the next step.
     # Boundaries of a learner of several slices, the newer one last.
     self._noted: list[tuple[Start, Any]] = []
+    if world.reformed:
+      self._noted.append((known, contents))
     self._pulls = PullQueue(self, cluster)
     self._state_wanted: messages.StateAt | None = None
     self._alarm = Alarm(

@@ -267,7 +267,7 @@ class Swarm:
         batch_of=scenario.batch_of,
         slices=scenario.slices,
         slice_copy_steps=scenario.slice_copy_steps,
-        reform_s=scenario.reform_s,
+        reform_s=lambda before: scenario.reform_s,
       ),
     )
     self.observer.cluster = self.cluster

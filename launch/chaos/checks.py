@@ -39,7 +39,7 @@ from launch.chaos.stage import (
   participants,
 )
 from launch.program import SYNCER
-from launch.supervisor import ProcessEvent
+from launch.supervisor import EXIT_SLICES, ProcessEvent
 
 VERDICT = 'verdict.json'
 GOODPUT_POINTS_MAX = 5.0  # Between the run and its simulation.
@@ -53,6 +53,7 @@ LEFT = ('exited with code 0', 'exited with code 143', 'died of SIGTERM')
 # So JAX ends a host that was told to leave, and whose other host was as well,
 # but had not started far enough to do more than die of it.
 ABORTED = 'died of SIGABRT'
+SLICES_LEFT = f'exited with code {EXIT_SLICES}'
 
 
 # What is read of a run's folder.
@@ -396,7 +397,8 @@ def tokens_explained(rows: Mapping[tuple[int, int], TokenCounts]) -> list[str]:
 
 
 def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
-  """Every process was killed, stopped, or ended with 0 as the run was over.
+  """Every process was killed, stopped, or ended with 0 as the run was over, or
+  as its learner went on with other slices.
 
   Args:
     events: in the order in which they happened.
@@ -426,9 +428,11 @@ def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
         leaves = event.pid in stopped and (
           how in LEFT or (left[learner] and how == ABORTED)
         )
+        goes_on = how == SLICES_LEFT and 'restart' not in event.detail
         if event.pid in stopped and how in LEFT:
           left[learner].add(event.pid)
-        if not (ours or leaves or (is_over and how == LEFT[0])):
+        over = is_over and how == LEFT[0]
+        if not (ours or leaves or goes_on or over):
           findings.append(f'{event.process} ({event.pid}) {reason}')
   return findings
 

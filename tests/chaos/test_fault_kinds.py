@@ -33,6 +33,7 @@ TARGETS = {
   faults.LEARNER: 'learner-0',
   faults.SERVER: 'syncer',
   faults.HOST: 'learner-0.1',
+  faults.SLICE: 'learner-0.2',
   faults.NEWCOMER: 'learner-7',
   faults.MEMBER: 'learner-1',
 }

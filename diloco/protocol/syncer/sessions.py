@@ -233,7 +233,9 @@ def _note_slices(state: SyncerState, learner: int, source: str):
   others = world.reformed or world.slices != account.slices
   if account.slices and others and not member.began:
     # Of another state the token ledger alone knows what is lost.
-    since = member.first_rows if world.reformed else account.rows
+    since = account.rows
+    if world.reformed:
+      since = max(member.first_rows, account.counted_rows)
     lost_steps = max(0, account.rows - since) / max(account.step_rows, 1)
     state.emit(
       syncer_events.LogReformed(
@@ -248,6 +250,7 @@ def _note_slices(state: SyncerState, learner: int, source: str):
         source,
       )
     )
+    account = replace_unchecked(account, counted_rows=account.rows)
   state.accounts[learner] = replace_unchecked(account, slices=world.slices)
 
 

@@ -256,6 +256,8 @@ class LearnerAccount(Value):
   step_rows: int = 0  # Of `rows`, those of its last step, and its tokens.
   step_tokens: int = 0
   slices: int = 0  # That took part when it was last ready; 0: it never was.
+  # Rows up to which lost ones have been counted, as slices went on.
+  counted_rows: int = 0
 
 
 # Fragments that are not here -------------------------------------------------
