@@ -39,7 +39,7 @@ def test_what_is_asked_for_stands_behind_the_default():
   [
     ('A', 'must be NAME=VALUE, or ROLE:NAME=VALUE'),
     ('=1', 'must be NAME=VALUE'),
-    ('worker:A=1', "'worker' must be one of syncer, shard, learner, evaluator"),
+    ('worker:A=1', "'worker' must be one of syncer, shard, learner, ren"),
   ],
 )
 def test_what_can_not_be_is_named(text, problem):
