@@ -10,7 +10,8 @@ is whether the host's boundary is in memory. The folder in memory belongs to the
 agent: it outlives the process, and goes with the agent.
 
 It ends with the learner's exit code when the run is over, when it can not run
-as configured, and when worlds end again and again. After SIGTERM its slice
+as configured, and when worlds end again and again. A process that hangs is
+killed. After SIGTERM its slice
 leaves the world at a boundary, with 143; the learner leaves in order if all of
 its slices are told.
 """
@@ -38,7 +39,7 @@ from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.protocol import slice_messages
-from diloco.protocol.host_messages import WANTED
+from diloco.protocol.host_messages import WANTED, alive_file
 from diloco.protocol.slice_messages import (
   AgentHere,
   AgentLeaves,
@@ -53,6 +54,7 @@ from diloco.run.command import run_command
 from diloco.transport import host_channel, sockets
 from diloco.transport.host_channel import GroupLost, HostConnection
 from launch import standby
+from launch.heartbeat import SILENT_S, Heartbeat
 from launch.parent_death import dying_with_parent
 from launch.program import KINDS, LEARNER, Role
 from launch.rendezvous import Place, channel_secret
@@ -115,6 +117,7 @@ class Agent:
     self._process: subprocess.Popen | None = None
     self._standby: subprocess.Popen | None = None  # For the next one.
     self._stand_by_at_s = float('inf')  # On the monotonic clock.
+    self._heartbeat: Heartbeat | None = None
     self._world, self._code = 0, 0  # Of the last process.
     self._over: int | None = None
     self._told = False  # To stop, and
@@ -154,6 +157,10 @@ class Agent:
       self._hear(self._heard.get(timeout=POLL_S))
     if self._process is not None and has_exited(self._process):
       self._reap()
+    if self._heartbeat and self._heartbeat.is_silent(time.monotonic()):
+      logging.warning('SIGKILL: the process is silent for %g s', SILENT_S)
+      self._heartbeat = None
+      self._signal(signal.SIGKILL)
     if self._process and time.monotonic() >= self._stand_by_at_s:
       self._stand_by_at_s = float('inf')
       self._standby = self._started(
@@ -236,6 +243,7 @@ class Agent:
     )
     logging.info('world %d: slices %s', world.world, world.slices)
     self._world = world.world
+    self._heartbeat = Heartbeat(self._memory / alive_file(slice_, host))
     waits, self._standby = self._standby, None
     if standby.becomes(waits, command, environment):
       self._process = waits
@@ -261,6 +269,7 @@ class Agent:
     """Notes how the process has ended, and says so."""
     self._signal(signal.SIGKILL)  # What is left of its group.
     self._code, self._process = self._process.wait(), None
+    self._heartbeat = None
     logging.info('world %d: %s', self._world, describe_exit(self._code))
     self._get_ready()
 

@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from absl import logging
 
 from diloco.config.hardware import GROUP_SECRET
-from diloco.protocol.host_messages import WANTED
+from diloco.protocol.host_messages import WANTED, alive_file
 from diloco.transport import sockets
 from launch import standby
 from launch.coordination import Coordination
+from launch.heartbeat import SILENT_S, Heartbeat
 from launch.parent_death import dying_with_parent
 from launch.program import Role
 from launch.slices import LiveSlices
@@ -176,6 +177,7 @@ class RoleProcesses:
     self.reforms = 0  # Starts that followed the end of a world in memory.
     self._memory: pathlib.Path | None = None
     self._coordination = Coordination(role.name)
+    self._heartbeats: dict[str, Heartbeat] = {}  # Of slices' processes.
     self._standby: dict[int, subprocess.Popen] = {}  # By host.
     self._stand_by_at_s = float('inf')  # On the monotonic clock.
 
@@ -210,8 +212,13 @@ class RoleProcesses:
       sliced = str(self._in_memory()), self._coordinated(len(live))
     self.state = RUNNING
     self.starts += 1
+    self._heartbeats.clear()
     for host in role.hosts_of(live):
       name = role.process(host)
+      if role.slices > 1:
+        slice_id, part = divmod(host, role.hosts // role.slices)
+        path = self._in_memory() / alive_file(slice_id, part)
+        self._heartbeats[name] = Heartbeat(path)
       command = role.command(host, self._coordinator, live, *sliced)
       own = {**environment, **role.variables(host)}
       self._running[name] = self._taken(host, command, own) or _started(
@@ -290,6 +297,16 @@ class RoleProcesses:
     self.reforms += 1
     self.state, self.start_at_s = WAITING, now_s
     return True
+
+  def end_hung(self, now_s: float) -> None:
+    """Kills processes of slices that have been silent for too long."""
+    for name, popen in self._running.items():
+      heartbeat = self._heartbeats.get(name)
+      if heartbeat is not None and heartbeat.is_silent(now_s):
+        del self._heartbeats[name]
+        reason = f'SIGKILL: silent for {SILENT_S:g} s'
+        self._tell(name, 'killed', popen.pid, reason)
+        signal_group(popen, signal.SIGKILL)
 
   def ask_back(self, now_s: float) -> None:
     """Asks for a world with the slices that are to come back."""
@@ -475,6 +492,7 @@ class Supervisor:
       self._looked_s = time.monotonic()
       self._rotate_logs()
     for group in self._groups.values():
+      group.end_hung(time.monotonic())
       group.ask_back(time.monotonic())
       group.stand_by(self._log, self._environment)
       is_due = time.monotonic() >= group.start_at_s

@@ -16,6 +16,11 @@ from diloco.protocol.values import Value
 WANTED = 'wanted'
 
 
+def alive_file(slice_id: int, host: int) -> str:
+  """Returns the name of a file there, which that host of a slice touches."""
+  return f'slice-{slice_id}.host-{host}.alive'
+
+
 class FromLeadingHost(Value):
   """A message that the leading host may send to the others."""
 

@@ -3,6 +3,7 @@
 among them, and takes them back: alone, without checkpoints.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -95,13 +96,13 @@ class Run:
     started = {e.pid for e in self.events if e.event == 'started'}
     return started - {e.pid for e in self.events if e.event == 'exited'}
 
-  def kill(self, slice_id: int):
-    os.kill(self.boundaries(slice_id)[-1]['process'], signal.SIGKILL)
+  def send(self, slice_id: int, number: signal.Signals):
+    os.kill(self.boundaries(slice_id)[-1]['process'], number)
 
 
-@pytest.fixture(scope='module')
-def run(tmp_path_factory):
-  root = tmp_path_factory.mktemp('slices')
+@contextlib.contextmanager
+def training(root: pathlib.Path):
+  """Makes a context in which the run trains with all slices."""
   noted = root / 'noted'
   noted.mkdir()
   with Processes(root, *ALONE, *ENDLESS) as processes:
@@ -109,13 +110,19 @@ def run(tmp_path_factory):
     run = Run(processes, noted)
     with run.supervisor:
       run.trains([0, 1, 2])
-      for lost, left in ((1, [0, 2]), (0, [1, 2])):
-        run.kill(lost)
-        run.trains(left)
-        run.supervisor.take_back('learner-0')
-        run.trains([0, 1, 2])
+      yield run
     syncer.send(signal.SIGTERM)
     processes.exit_code(syncer)
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  with training(tmp_path_factory.mktemp('slices')) as run:
+    for lost, left in ((1, [0, 2]), (0, [1, 2])):
+      run.send(lost, signal.SIGKILL)
+      run.trains(left)
+      run.supervisor.take_back('learner-0')
+      run.trains([0, 1, 2])
   return run
 
 
@@ -198,3 +205,10 @@ def test_no_row_is_trained_twice_and_the_ledger_balances(run):
   ).items():
     assert row.unexplained == 0, (where, row)
     assert dict(row.lost)[token_ledger.SLICE] > 0, row
+
+
+@pytest.mark.soak
+def test_a_host_that_hangs_is_ended_and_the_others_go_on(tmp_path):
+  with training(tmp_path) as run:
+    run.send(2, signal.SIGSTOP)
+    run.trains([0, 1])

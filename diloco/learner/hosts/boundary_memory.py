@@ -12,12 +12,14 @@ it, then the bytes of the boxes, each with a CRC in the header. It is written
 beside and renamed: there is always a whole one.
 """
 
+import contextlib
 import dataclasses
 import json
 import mmap
 import os
 import pathlib
 import threading
+import time
 from collections.abc import Mapping
 from concurrent import futures
 from typing import Any
@@ -28,8 +30,9 @@ import numpy as np
 from diloco.checkpoint.arrays import BrokenRecord, boxes_of, named
 from diloco.numerics import boxes, native
 from diloco.numerics.boxes import Box
-from diloco.protocol.host_messages import WANTED
+from diloco.protocol.host_messages import WANTED, alive_file
 
+ALIVE_EVERY_S = 1.0
 LENGTH = 8  # Bytes of the header's length, little-endian.
 Boxes = list[tuple[Box, np.ndarray]]
 
@@ -98,6 +101,7 @@ class BoundaryMemory:
   ):
     self.path = folder / f'slice-{slice_id}.host-{part}'
     self._wanted = folder / WANTED
+    self._alive = folder / alive_file(slice_id, part)
     self.identity = dict(identity)
     self._lock = threading.Lock()
     self._notes: list[Boundary] = []  # The last two, the newer one last.
@@ -122,6 +126,19 @@ class BoundaryMemory:
           self._write(boundary)
           return boundary.step
     return None
+
+  def stay_alive(self):
+    """Touches a file from now on, by which the launcher sees that this host
+    does not hang.
+    """
+
+    def touch():
+      with contextlib.suppress(FileNotFoundError):  # The launcher has ended.
+        while True:
+          self._alive.touch()
+          time.sleep(ALIVE_EVERY_S)
+
+    threading.Thread(target=touch, name='alive', daemon=True).start()
 
   def read_ahead(self):
     """Begins on a thread what `read` returns; the hosts meet meanwhile."""

@@ -83,6 +83,7 @@ def run(config: RunConfig, values: flags.FlagValues) -> int:
     hardware.check(os.environ, config.mesh.slices)
     memory = _memory(run_spec, values, slices, values.host)
     if memory is not None:
+      memory.stay_alive()
       memory.read_ahead()
     others = _join(process_group)
     if process_group.index != values.host:  # As on TPUs; what is ahead is lost.
