@@ -122,6 +122,8 @@ class Rendezvous:
     self._agents: dict[Place, Agent] = {}
     # Of this world: how each process has ended; None: it runs.
     self._codes: dict[Place, int | None] = {}
+    # Slices of which an agent was told to stop; it may be gone by now.
+    self._left: set[int] = set()
     self._asked = self._stopped = False
     self._end_at_s = self._leave_at_s = float('inf')
     self._gathers_s: float | None = None  # Since when a slice is whole.
@@ -155,6 +157,7 @@ class Rendezvous:
           self._end(place, message.code, now_s)
       case AgentLeaves():
         agent.leaves = True
+        self._left.add(place.slice)
         self._leave_at_s = min(self._leave_at_s, now_s + TOGETHER_S)
       case _:
         raise TypeError(f'Not of an agent: {message!r}.')
@@ -194,8 +197,6 @@ class Rendezvous:
     count = range(self.slices.count)
     return [i for i in count if all(map(waits, self._places(i)))]
 
-  def _leaving(self) -> set[int]:
-    return {place.slice for place, x in self._agents.items() if x.leaves}
 
   def _tell(self, message: FromRendezvous) -> None:
     self._messages += [(place, message) for place in self._running()]
@@ -225,7 +226,7 @@ class Rendezvous:
     """Asks for the end of a world, or ends what stays too long."""
     if now_s >= self._leave_at_s:
       self._leave_at_s = float('inf')
-      if self._leaving().issuperset(self.slices.live):
+      if self._left.issuperset(self.slices.live):
         self._stop()
       else:
         self._ask()
@@ -237,7 +238,7 @@ class Rendezvous:
 
   def _judge(self, now_s: float) -> None:
     """Decides what follows a world."""
-    leaving = self._leaving()
+    leaving = self._left
     kept = {
       i: i not in leaving
       and all(self._codes[place] == EXIT_SLICES for place in self._places(i))
@@ -289,6 +290,7 @@ class Rendezvous:
     places = [place for i in live for place in self._places(i)]
     self.world += 1
     self._asked = self._stopped = False
+    self._left = set()
     self._end_at_s = self._leave_at_s = float('inf')
     start = StartWorld(
       self.world,

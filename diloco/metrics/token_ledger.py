@@ -425,7 +425,10 @@ class _Reader:
     for mine in begun.values():
       begin = next(line for line in mine if line['kind'] == 'Begin')
       if begin['source']['kind'] == SLICE:
-        in_memory[begin['source']['process']].append(begin['step'])
+        number = begin['source']['process']
+        in_memory[number].append(begin['step'])
+        # It got so far, whether or not it has written that down.
+        most[number] = max(most[number], begin['tokens'])
     saves: dict[tuple[int, int], list[int]] = {}
     for number, mine in begun.items():
       self._read(account, number, mine, saves, in_memory[number])
