@@ -122,6 +122,17 @@ def test_a_lost_slice_is_taken_back():
   assert learner.told() == {(0, 1, 2): PLACES}
 
 
+def test_a_slice_that_was_told_to_stop_is_lost_though_its_agents_are_gone():
+  learner = Learner().trains()
+  for place in of(0):
+    learner.it.heard(place, AgentLeaves(), learner.now_s)
+  assert learner.told(TOGETHER_S) == {AskForWorld(): PLACES}
+  learner.ends(*PLACES, code=EXIT_SLICES)
+  for place in of(0):  # Before what has ended is judged.
+    learner.it.gone(place, learner.now_s)
+  assert learner.told() == {(1, 2): of(1, 2)}
+
+
 def test_what_stays_after_a_death_is_ended():
   learner = Learner().trains()
   learner.ends(Place(1, 0), code=-signal.SIGSEGV)

@@ -95,6 +95,23 @@ def test_a_good_run_balances():
   assert found.unexplained == 0
 
 
+def test_steps_that_only_the_memory_of_slices_has_are_trained_all_the_same():
+  """The first process has written down one step less than others go on from."""
+  second = begin(SECOND, 3)
+  second['source'] = {'kind': 'slice', 'process': FIRST, 'step': 3}
+  found = row(
+    [closed(1, (FIRST, 1, 2, 2))],
+    [
+      begin(FIRST),
+      copied(FIRST, 2, 1),
+      applied(FIRST, 2, 1, 20, 0),
+      second,
+      applied(SECOND, 5, 0, 0, 30, carry=False),
+    ],
+  )
+  assert found == token_ledger.TokenCounts(50, 20, 30, (), 0)
+
+
 def test_a_merge_that_the_syncer_s_record_lacks_is_found():
   syncer, learner = good()
   assert row(syncer[:1], learner).unexplained == 10
