@@ -24,7 +24,7 @@ ARRAY = re.compile(r'\b(?:pred|[bsuf]+(\d+)\w*)\[(\d[\d,]*)\]')
 class Exchange(LearnerPrograms):
   """All programs but the step, which takes minutes to compile."""
 
-  def _compile_step(self, step, **options):
+  def _compile_step(self, name, step, *more, **options):
     pass
 
 
