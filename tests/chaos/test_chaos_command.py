@@ -98,7 +98,7 @@ def test_a_newcomer_has_the_devices_of_a_single_host(tmp_path):
         *(config, [], Workdir(tmp_path)),
         learners=learners,
         connected=lambda role: stage.connected(
-          role, config, relay, Clocks(tmp_path)
+          role, config, relay, Clocks(tmp_path), True
         ),
       )
       found = run.newcomer(2)

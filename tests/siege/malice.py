@@ -116,6 +116,10 @@ def largest(
     if hint in (int, float):
       for value in EXTREME[hint]:
         yield f'{name}={value}', dataclasses.replace(base, **{name: value})
+    elif hint is messages.World:
+      for value in EXTREME[int]:
+        world = messages.World(value, value, reformed=True)
+        yield f'{name}={value}', dataclasses.replace(base, world=world)
     elif hint is not bool:
       yield f'long {name}', _longest(base, name, hint, nbytes)
 
