@@ -428,7 +428,7 @@ def _goes_on_with_a_checkpoint_of_lost_steps(patch):
 RARE = {
   _asks_a_peer_for_what_its_slices_have: SLICED_FROM,
   _says_it_has_slices_that_it_lost: SLICED_FROM,
-  _goes_on_with_a_checkpoint_of_lost_steps: SLICED_FROM + 453,
+  _goes_on_with_a_checkpoint_of_lost_steps: SLICED_FROM + 670,
   _says_not_which_is_newest: WIDE_FROM + 76,
   _sets_learners_back: 25,
   _answers_every_request: WIDE_FROM + 24,
