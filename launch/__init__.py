@@ -20,6 +20,7 @@ elsewhere too.
   coordination JAX's service for a learner of several slices
   rendezvous   what supervisor is for such a learner, across machines
   agent        starts its processes on one of its hosts
+  heartbeat    whether a process of a slice goes on
   standby      processes that wait to be a learner's, with all imported
   parent_death ends children whose launcher died
   progress     shows a run as it goes

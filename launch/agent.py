@@ -11,9 +11,8 @@ agent: it outlives the process, and goes with the agent.
 
 It ends with the learner's exit code when the run is over, when it can not run
 as configured, and when worlds end again and again. A process that hangs is
-killed. After SIGTERM its slice
-leaves the world at a boundary, with 143; the learner leaves in order if all of
-its slices are told.
+killed. After SIGTERM its slice leaves the world at a boundary, with 143; the
+learner leaves in order if all of its slices are told.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from absl import flags, logging
 
@@ -55,7 +54,6 @@ from diloco.transport import host_channel, sockets
 from diloco.transport.host_channel import GroupLost, HostConnection
 from launch import standby
 from launch.heartbeat import SILENT_S, Heartbeat
-from launch.parent_death import dying_with_parent
 from launch.program import KINDS, LEARNER, Role
 from launch.rendezvous import Place, channel_secret
 from launch.supervisor import (
@@ -65,6 +63,7 @@ from launch.supervisor import (
   describe_exit,
   has_exited,
   signal_group,
+  started,
 )
 
 AGAIN_S = 1.0  # Between two attempts to reach the rendezvous.
@@ -163,8 +162,8 @@ class Agent:
       self._signal(signal.SIGKILL)
     if self._process and time.monotonic() >= self._stand_by_at_s:
       self._stand_by_at_s = float('inf')
-      self._standby = self._started(
-        standby.COMMAND, os.environ, subprocess.PIPE
+      self._standby = started(
+        standby.COMMAND, os.environ, stdin=subprocess.PIPE
       )
     if self._told and not self._has_said_so and self._process is not None:
       self._has_said_so = True
@@ -248,22 +247,9 @@ class Agent:
     if standby.becomes(waits, command, environment):
       self._process = waits
     else:
-      self._process = self._started(command, {**os.environ, **environment})
+      self._process = started(command, {**os.environ, **environment})
     if role.argv[1] == '-m':
       self._stand_by_at_s = time.monotonic() + standby.AFTER_S
-
-  def _started(
-    self,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    stdin: int = subprocess.DEVNULL,
-  ) -> subprocess.Popen:
-    return subprocess.Popen(
-      dying_with_parent(command),
-      stdin=stdin,
-      env=dict(environment),
-      process_group=0,
-    )
 
   def _reap(self) -> None:
     """Notes how the process has ended, and says so."""

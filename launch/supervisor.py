@@ -221,7 +221,7 @@ class RoleProcesses:
         self._heartbeats[name] = Heartbeat(path)
       command = role.command(host, self._coordinator, live, *sliced)
       own = {**environment, **role.variables(host)}
-      self._running[name] = self._taken(host, command, own) or _started(
+      self._running[name] = self._taken(host, command, own) or started(
         command, own, log(name)
       )
       detail = f'start {self.starts}'
@@ -244,7 +244,7 @@ class RoleProcesses:
     self._stand_by_at_s = float('inf')
     for host in range(self.role.hosts):
       if host not in self._standby:
-        self._standby[host] = _started(
+        self._standby[host] = started(
           standby.COMMAND,
           {**environment, **self.role.variables(host)},
           log(self.role.process(host)),
@@ -374,22 +374,31 @@ class RoleProcesses:
       self._tell(name, 'exited', ended.pid, describe_exit(ended.code))
 
 
-def _started(
+def started(
   command: Sequence[str],
   environment: Mapping[str, str],
-  log: pathlib.Path,
+  log: pathlib.Path | None = None,
   stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen:
-  """Starts a process in a group of its own, which dies with this one."""
-  log.parent.mkdir(parents=True, exist_ok=True)
-  with log.open('ab') as file:
+  """Starts a process in a group of its own, which dies with this one.
+
+  Args:
+    environment: all of it.
+    log: the file that its output is added to; None: it goes where this
+      process's goes.
+  """
+  with contextlib.ExitStack() as stack:
+    output = {}
+    if log is not None:
+      log.parent.mkdir(parents=True, exist_ok=True)
+      file = stack.enter_context(log.open('ab'))
+      output = {'stdout': file, 'stderr': subprocess.STDOUT}
     return subprocess.Popen(
       dying_with_parent(command),
       stdin=stdin,
-      stdout=file,
-      stderr=subprocess.STDOUT,
-      env=environment,
+      env=dict(environment),
       process_group=0,
+      **output,
     )
 
 

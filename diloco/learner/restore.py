@@ -94,6 +94,16 @@ def restore(
   """
   slices = programs.holding
   slice_map = SliceMap(run_spec.owners, programs.partition)
+
+  def found(kind: str, progress: Mapping, params, state, bases):
+    held = [
+      FragmentReplica(*fields)
+      for fields in zip(progress['versions'], bases, progress['crcs'])
+    ]
+    host = Replica(run_spec, held, slice_map, programs.holding.host)
+    at = Source(kind, records.learner, progress['process'], progress['step'])
+    return RestoredState(params, state, host, _start(progress, kind), at)
+
   saved = None
   step = None if source is None else source.step
   if source is not None:
@@ -103,18 +113,7 @@ def restore(
     gives = None if source.everywhere else source.slice
     params, state, bases = programs.restored(stored, gives)
     logging.info('goes on from memory, step %d', step)
-    kind = 'slice'
-    return _restored(
-      run_spec,
-      programs,
-      records,
-      slice_map,
-      kind,
-      progress,
-      params,
-      state,
-      bases,
-    )
+    return found('slice', progress, params, state, bases)
   if step != NONE:
     saved = records.restore_state(
       programs.params_like,
@@ -132,22 +131,9 @@ def restore(
   progress, arrays = saved.meta['progress'], saved.arrays
   logging.info('goes on from %s', saved.path)
   bases = programs.restored_bases(arrays['bases'])
-  kind, params, state = 'checkpoint', arrays['params'], arrays['optimizer']
-  return _restored(
-    run_spec, programs, records, slice_map, kind, progress, params, state, bases
+  return found(
+    'checkpoint', progress, arrays['params'], arrays['optimizer'], bases
   )
-
-
-def _restored(
-  run_spec, programs, records, slice_map, kind, progress, params, state, bases
-) -> RestoredState:
-  held = [
-    FragmentReplica(*fields)
-    for fields in zip(progress['versions'], bases, progress['crcs'])
-  ]
-  host = Replica(run_spec, held, slice_map, programs.holding.host)
-  source = Source(kind, records.learner, progress['process'], progress['step'])
-  return RestoredState(params, state, host, _start(progress, kind), source)
 
 
 def initial_replicas(

@@ -86,9 +86,9 @@ def _problems(argv, config: RunConfig):
       faults.check(RealStage, kind)
     except RefusedFault as error:
       yield f'--kinds={error}'
-    else:
-      if not _is_relayed(config) and _is_of_links(kind):
-        yield f'--kinds={kind}: hits a link, which needs {PLANE}={RELAYED}'
+      continue
+    if not _is_relayed(config) and _is_of_links(kind):
+      yield f'--kinds={kind}: hits a link, which needs {PLANE}={RELAYED}'
   if not values.minutes > 0:
     yield f'--minutes={values.minutes:g}: must be above 0'
   if not values.faults_per_hour >= 0:

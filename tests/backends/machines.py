@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of a launch really get, on a machine of each back end.
+"""A machine of each back end, and what a launch gives its processes there.
 
 Scripts are executed here with stand-ins for what such a machine has; manifests
 are read as Kubernetes reads them.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every back end must do with a launch, whatever it runs on."""
+"""A contract of all back ends: what a launch gets from each of them."""
 
 import dataclasses
 

@@ -409,7 +409,7 @@ def test_the_evaluator_is_a_container_of_its_own(machine):
 
 
 def test_a_host_asks_for_its_number_and_waits_for_the_others(machine):
-  """Until the metadata server has it; after a death, until all are dead."""
+  """It waits for the metadata server; after a death, until all are dead."""
   started(machine, 134, 0, accelerator='v5litepod-16')
   asked_s, died_s = map(int, (machine.folder / 'slept').read_text().split())
   assert asked_s == queued_resources.AGAIN_S

@@ -334,6 +334,16 @@ def test_the_last_of_two_hosts_tells_of_the_first():
   assert by_itself == ['learner-0.1 (9) died of SIGKILL']
 
 
+def test_slices_that_go_on_are_no_deaths_and_those_that_start_again_are():
+  lost = (('.1', 'killed', ''), ('.1', 'exited', 'died of SIGKILL'))
+  goes_on = ('', 'exited', 'exited with code 75; goes on with slices 0')
+  assert checks.exits(of_two_hosts(*lost, goes_on), False) == []
+  again = ('', 'exited', 'exited with code 75; restart 1')
+  assert checks.exits(of_two_hosts(*lost, again), False) == [
+    'learner-0 (7) exited with code 75'
+  ]
+
+
 def test_an_abort_is_explained_only_where_both_hosts_leave():
   told = ('', 'stopped', 'SIGTERM'), ('.1', 'stopped', 'SIGTERM')
   gone = ('.1', 'exited', 'died of SIGTERM')

@@ -207,7 +207,7 @@ def test_worlds_that_end_by_themselves_again_and_again(code, told):
 
 
 def test_a_machine_that_is_lost_while_a_world_begins():
-  """What is in memory of an older world is not given up."""
+  """Boundaries in memory of an older world are not given up."""
   learner = Learner().trains()
   for place in of(1):
     learner.it.gone(place, learner.now_s)

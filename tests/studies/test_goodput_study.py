@@ -92,7 +92,7 @@ def test_the_closed_form_stands_beside_it(report):
 
 
 def test_restarting_learners_meet_their_formula():
-  """Of 8 learners on 1.2 M chips: g₀·e^(−λ(1 + g₀)·2.75 T), T = 8 s."""
+  """8 learners on 1.2 M chips reach g₀·e^(−λ(1 + g₀)·2.75 T), T = 8 s."""
   config = _config(
     {'chips': (1_200_000,), 'learners': (8,), 'learner_hours': 8.0, 'seeds': 1},
     failures={'recovery': 'restart'},
