@@ -30,15 +30,7 @@ def systems():
     study.DATA_PARALLEL: parallel,
     'elastic data-parallel': parallel | {'lab.system': 'elastic'},
     'alone': parallel | {'lab.system': 'alone'},
-    # All wait at every H steps for one exchange of the whole model, in f32.
-    'synchronous': {
-      **all_learners,
-      'protocol.fragments': 1,
-      'protocol.overlap_steps': 0,
-      'protocol.blend': 'replace',
-      'codec.up': 'f32',
-      'codec.down': 'f32',
-    },
+    'synchronous': recipe.LOCK_STEP,
     # One fragment at a time, while training goes on; all learners, in int4.
     'streaming': all_learners,
     study.BASE: {},

@@ -80,6 +80,12 @@ class LabConfig(Section, section='lab'):
   visit_until: Share = 1.0  # Share at which they are told to leave.
   # Global steps between evaluations; 0: at the end.
   eval_every_steps: Whole = 0
+  # Share of the run, at its start, that is data-parallel: all learners begin
+  # with its parameters and moments. Nothing fails before that.
+  start_fraction: ShareBelow1 = 0.0
+  # Share of the run, at its end, over whose global steps the global model is
+  # averaged; the average is evaluated beside it. 0: no average.
+  average_fraction: Share = 0.0
   # Held-out batches of `run.eval_batch` sequences of the evaluation at the end;
   # 0: all of the held-out text.
   final_eval_batches: Whole = 0
@@ -94,6 +100,11 @@ class LabConfig(Section, section='lab'):
         f'visit_from={self.visit_from}'
       )
     system = SYSTEMS.get(self.system)
+    if self.start_fraction and system and not system.has_syncer:
+      yield (
+        f'start_fraction={self.start_fraction}: must be 0, '
+        f'system={self.system!r} is data-parallel from start to end'
+      )
     if self.visitors and system and not system.has_syncer:
       yield (
         f'visitors={self.visitors}: must be 0, system={self.system!r} can not '

@@ -283,13 +283,22 @@ class OuterConfig(Section, section='outer'):
   # final_lr.
   anneal_fraction: Share = 0.1
   final_lr: F32 = 0.8  # What lr is at the end; see anneal_fraction.
+  # The share of the run, at its start, in which lr goes from 1, and momentum
+  # from 0, to what they are: rounds begin as plain means.
+  warmup_fraction: Share = 0.0
 
   def broken_rules(self):
     kind = OUTER.get(self.optimizer)
-    if kind and self.anneal_fraction and not kind.anneals:
+    for key in ('anneal_fraction', 'warmup_fraction'):
+      if kind and getattr(self, key) and not kind.anneals:
+        yield (
+          f'{key}={getattr(self, key)}: must be 0, '
+          f'optimizer={self.optimizer!r} has no schedule'
+        )
+    if self.anneal_fraction + self.warmup_fraction > 1:
       yield (
-        f'anneal_fraction={self.anneal_fraction}: must be 0, '
-        f'optimizer={self.optimizer!r} has no annealing'
+        f'warmup_fraction={self.warmup_fraction}: must be at most 1 - '
+        f'anneal_fraction={self.anneal_fraction}'
       )
 
 

@@ -2,8 +2,8 @@
 """Trains many learners in one process: python -m diloco.lab --config=…
 
   python -m diloco.lab --config=experiments/NAME.py --workdir=DIR
-  python -m diloco.lab --config=experiments/NAME.py --workdir=DIR --sweep \\
-    [--seeds=3] [--jobs=2] [--only=TEXT]
+  python -m diloco.lab --config=experiments/NAME.py --sweep [--workdir=DIR] \\
+    [--seeds=3 | --until_width=0.003] [--half=second] [--jobs=2] [--only=TEXT]
   python -m diloco.lab --config=FILE --workdir=DIR --sweep=outer.lr=0.3,0.6,1.0
 
 The first command makes one run, shows its progress, and writes into DIR the
@@ -11,7 +11,9 @@ files of a real run, with simulated times: `python -m diloco.report DIR` makes
 a page of them, `python -m diloco.generate DIR` samples the final model. After
 an interruption the same command resumes from the last checkpoint
 (`lab.checkpoint_steps`). The second makes the runs of the file's `sweep(add)`,
-over several seeds, some concurrently; finished runs are not repeated. The third
+over several seeds, some concurrently, in runs/NAME unless told where; finished
+runs are not repeated, nor those that were kept in `experiments/records`. With
+--until_width seeds are added until all differences are known so well. The third
 makes those of some values of one key, each compared with the first, of any
 file.
 Exit code 78: the configuration can't be run.
@@ -25,6 +27,7 @@ import sys
 from absl import flags as absl_flags
 
 from diloco.config import flags
+from diloco.config.sections import ConfigError
 from diloco.library import training
 from diloco.run import logs
 from diloco.sweeps import making
@@ -49,6 +52,8 @@ def main(_) -> int:
 
 
 def _run() -> int:
+  if _WORKDIR.value is None:
+    raise ConfigError('--workdir: is missing, the folder of the results')
   workdir = pathlib.Path(_WORKDIR.value)
   config = flags.load()
   training.lab(
@@ -60,6 +65,9 @@ def _run() -> int:
 def _sweep() -> int:
   from diloco.lab import sweep_runner
 
+  if _WORKDIR.value is None:
+    name = pathlib.Path(flags.config_file()).stem
+    absl_flags.FLAGS.workdir = str(pathlib.Path('runs') / name)
   # Stopped like by Ctrl-C: the processes of its runs end, too.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   return sweep_runner.make(making.plan(of_processes=False), _JOBS.value)
@@ -70,6 +78,5 @@ if __name__ == '__main__':
   sys.argv = flags.in_full(making.spelled_out(sys.argv))
   making.define_flags()
   flags.define_flags()
-  absl_flags.mark_flag_as_required('workdir')
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   flags.run(main)

@@ -8,7 +8,7 @@ steps if learners die. Rows come in the run's order, and none is lost.
 import dataclasses
 import functools
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from diloco.learner.programs import StepPrograms, devices_of
 from diloco.metrics import figures, names
 from diloco.metrics import goodput as metrics_goodput
 from diloco.metrics.workdir import learner_name
-from diloco.run.heldout import Heldout
 from diloco.run.spec import RunSpec
 
 # Schedules data-parallel's steps and their members while learners die.
@@ -203,7 +202,7 @@ class DataParallel(LabRun):
 
   _KEPT = (
     '_kills', '_group', '_batches', '_steps', '_reported', '_coming',
-    '_points', '_tally', '_look_at',
+    '_tally', '_look_at',
   )  # fmt: skip
 
   def _set_up(self, run_spec: RunSpec, timeline_s: float):
@@ -242,7 +241,10 @@ class DataParallel(LabRun):
     while self._step < total:
       while self._kills and self._kills[0].is_due(self._step, total):
         self._group.kill(self._kills.pop(0).learner)
+      before = self._step
       self._make(self._group.step())
+      if self._step > max(before, self._average_from()):
+        self._add_to_average()
       self._tell_of_deaths()
       if self._look_at <= self._step < total:
         self._look()
@@ -341,5 +343,5 @@ class DataParallel(LabRun):
         self._observer.happened(back_s, learner_name(learner), 'started')
         self._coming.remove((back_s, learner))
 
-  def _seen(self, heldout: Heldout) -> dict[str, Any]:
-    return {'loss': heldout.loss(self._arrays.params)}
+  def _parameters(self) -> Mapping[str, Any]:
+    return self._arrays.params

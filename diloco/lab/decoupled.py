@@ -8,7 +8,7 @@ Synchronous and streaming DiLoCo are settings of it; see
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,16 @@ import numpy as np
 from diloco.config import unlike
 from diloco.config.lab_section import Kill
 from diloco.fleets.tally import Tally
+from diloco.lab.data_parallel import DataParallelArrays
 from diloco.lab.failure_schedule import FailureSchedule, TransientLearners
 from diloco.lab.outputs import LabObserver, LabRun, Trained
-from diloco.lab.process_arrays import ArrayBackend
+from diloco.lab.process_arrays import ArrayBackend, Beginning
 from diloco.metrics import ages, names, token_ledger
 from diloco.metrics.workdir import learner_name
 from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.syncer import events as syncer_events
-from diloco.run import event_log
-from diloco.run.heldout import Heldout
+from diloco.run import choices, event_log
 from diloco.run.spec import RunSpec
 from diloco.simulator.cluster import (
   Cluster,
@@ -52,8 +52,10 @@ class ObservedTally(Tally):
     fragments: int,
     observer: LabObserver,
     run_spec: RunSpec,
+    before: int,
   ):
     super().__init__(timeline_s)
+    self._before = before  # Steps of each learner before the first one.
     self.ledger = TokenObserver(fragments)
     self._observer = observer
     self._run_spec = run_spec
@@ -64,7 +66,7 @@ class ObservedTally(Tally):
     """Returns the counts for a checkpoint, of processes that are saved."""
     self.rest()
     self.ledger.rest()
-    parts = '_observer', '_run_spec', '_schedule'
+    parts = '_observer', '_run_spec', '_schedule', '_before'
     return {k: x for k, x in vars(self).items() if k not in parts}
 
   def go_on(self, state: dict[str, Any]):
@@ -99,12 +101,13 @@ class ObservedTally(Tally):
     self.ledger.at_learner(process, event, effects)
     if isinstance(event, learner_events.Completed):
       progress = self._run_spec.progress(
-        process.stepped_at, process.rows // process.batch - 1
+        process.stepped_at + self._before,
+        process.rows // process.batch - 1 + self._before,
       )
       scalars = {
         names.TIME: process.now,
         names.INCARNATION: process.incarnation,
-        names.GLOBAL_STEP: process.machine.global_step,
+        names.GLOBAL_STEP: process.machine.global_step + self._before,
         names.TRAIN_LOSS: event.loss,
         names.LEARNING_RATE: self._schedule(progress),
         names.STEP_TIME: event.step_s,
@@ -122,22 +125,31 @@ class Decoupled(LabRun):
   """One run of Decoupled DiLoCo in the lab."""
 
   _KEPT = (
-    '_points', '_deaths', '_failures', '_transient', '_planned', '_agenda',
+    '_deaths', '_failures', '_transient', '_planned', '_agenda',
   )  # fmt: skip
 
   def _set_up(self, run_spec: RunSpec, timeline_s: float):
     config = run_spec.config
     protocol = config.protocol
+    beginning = self._beginning(run_spec)
+    self._before = beginning.steps
     self._tally = ObservedTally(
-      timeline_s, protocol.fragments, self._observer, run_spec
+      timeline_s, protocol.fragments, self._observer, run_spec, self._before
     )
+    self._tally.tokens = self._tokens_before
+    # The syncer's rounds are those after the beginning.
+    self._protocol = dataclasses.replace(
+      protocol, total_steps=protocol.total_steps - self._before
+    )
+    of_rounds = dataclasses.replace(config, protocol=self._protocol)
+    run_spec = dataclasses.replace(run_spec, outer=choices.outer(of_rounds))
     self._deaths: list[tuple[int, float, float]] = []
     self._failures = FailureSchedule(config)
     self._transient = TransientLearners(config)
     self._configs = [
       setup.config for setup in unlike.setups(config, config.data.shards)
     ]
-    self._backend = ArrayBackend(run_spec, self._configs)
+    self._backend = ArrayBackend(run_spec, self._configs, beginning)
     self._planned = 0  # How much of the plan is done.
     # What is to come: time, name of a method and its arguments.
     self._agenda: list[tuple[float, str, tuple]] = []
@@ -145,9 +157,29 @@ class Decoupled(LabRun):
       HORIZON_FACTOR * protocol.total_steps * max(self._failures.steps_s)
     )
 
+  def _beginning(self, run_spec: RunSpec) -> Beginning:
+    """Trains data-parallel for `lab.start_fraction`, if nobody has."""
+    config, state = run_spec.config, self._checkpoints.state
+    steps = round(config.lab.start_fraction * config.protocol.total_steps)
+    if not steps:
+      return Beginning(run_spec.initial_parameters())
+    if state is not None:
+      return state['beginning']
+    learners, schedule = config.protocol.learners, run_spec.schedule()
+    arrays = DataParallelArrays(run_spec, learners)
+    rows = learners * config.data.batch
+    for step in range(steps):
+      arrays.step(step * rows, learners, schedule(step), step)
+    return Beginning(*arrays.save(), steps)
+
+  @property
+  def _tokens_before(self) -> int:
+    """Tokens that all learners' rows had before they began."""
+    data, learners = self._config.data, self._config.protocol.learners
+    return self._before * learners * data.batch * data.seq_len
+
   def _make_cluster(self, saved: SavedCluster | None) -> Cluster:
-    config, lab = self._config, self._config.lab
-    protocol = config.protocol
+    config, lab, protocol = self._config, self._config.lab, self._protocol
     return Cluster(
       dataclasses.replace(protocol, total_steps=announced_step(protocol)),
       Timing(
@@ -183,6 +215,8 @@ class Decoupled(LabRun):
       if not self._cluster.ended:
         do()
     self._run_to(math.inf)
+    if self._config.lab.average_fraction:
+      self._add_to_average()  # The last step ends the run.
     self._look(final=True)
     self._tally.settle()
     cluster, counts = self._cluster, self._tally.learners.values()
@@ -200,7 +234,9 @@ class Decoupled(LabRun):
       parameters=cluster.syncer.contents.model.parameters(),
       tally=self._tally,
       deaths=tuple(self._deaths),
-      merged_tokens=round(merged_tokens / protocol.fragments),
+      merged_tokens=(
+        self._tokens_before + round(merged_tokens / protocol.fragments)
+      ),
       tokens=token_ledger.total(rows),
       unexplained_tokens=token_ledger.unexplained(rows),
       age_steps=merged.mean_steps,
@@ -213,9 +249,12 @@ class Decoupled(LabRun):
     every = self._config.lab.eval_every_steps
     looks = range(every, total, every) if every else ()
     planned = [(float(step), self._look) for step in looks]
+    averaged = range(self._average_from() + 1, total)
+    planned += [(float(step), self._add_to_average) for step in averaged]
     planned += [
       (float(step), functools.partial(self._save, step))
       for step in self._checkpoints.steps(total)
+      if step > self._before
     ]
     planned += [
       (kill.fraction * total, functools.partial(self._strike, kill))
@@ -241,27 +280,24 @@ class Decoupled(LabRun):
 
   @property
   def _step(self) -> int:
-    return self._cluster.syncer.machine.step
+    return self._before + self._cluster.syncer.machine.step
 
   @property
   def _now_s(self) -> float:
     return self._cluster.sim.now
 
-  def _seen(self, heldout: Heldout) -> dict[str, Any]:
-    """Evaluates Θ and the mean of the learners' parameters."""
+  def _parameters(self) -> Mapping[str, Any]:
+    return self._cluster.syncer.contents.model.parameters()
+
+  def _learners_mean(self) -> Mapping[str, Any]:
     learners = [
       process.contents.params
       for process in self._cluster.learners.values()
       if process.alive
     ]
-    mean = {
+    return {
       path: np.mean([np.asarray(x[path]) for x in learners], axis=0)
       for path in (learners[0] if learners else ())
-    }
-    theta = self._cluster.syncer.contents.model.parameters()
-    return {
-      'loss': heldout.loss(theta),
-      'learners_loss': heldout.loss(mean) if mean else float('nan'),
     }
 
   # Beginning and going on ---------------------------------------------------
@@ -292,6 +328,7 @@ class Decoupled(LabRun):
   def _state(self) -> dict[str, Any]:
     learners = self._cluster.learners
     return super()._state() | {
+      'beginning': self._backend.beginning if self._before else None,
       'alive': [m for m in sorted(learners) if not learners[m].gone],
       'cluster': self._cluster.save(),
       'tally': self._tally.state(),  # After that, which saves their steps.

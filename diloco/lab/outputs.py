@@ -28,7 +28,7 @@ from diloco.metrics.run_progress import ProgressLine, count
 from diloco.metrics.token_ledger import TokenCounts
 from diloco.metrics.workdir import Workdir, learner_name
 from diloco.metrics.writer import VIEWS, Writer, process_writer
-from diloco.run.heldout import Heldout
+from diloco.run.heldout import Heldout, mean_loss
 from diloco.run.spec import RunSpec
 
 LIVE, DEAD = '●', '○'
@@ -45,6 +45,10 @@ class Point:
     loss: loss of the global model on held-out text, nats per token.
     learners_loss: loss of the mean of the learners' parameters, nats per token;
       NaN if there is none.
+    average_loss: loss of the average over `lab.average_fraction`; NaN if there
+      is none.
+    halves: of these losses by name, those on either half of the held-out text;
+      at the end of the run.
   """
 
   step: int
@@ -52,6 +56,10 @@ class Point:
   loss: float
   at_s: float
   learners_loss: float = float('nan')
+  average_loss: float = float('nan')
+  halves: Mapping[str, tuple[float, float]] = dataclasses.field(
+    default_factory=dict
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,10 +243,13 @@ def _write(file, line: Mapping):
   file.flush()
 
 
+SHARED = '_points', '_average', '_averaged'  # What checkpoints of all keep.
+
+
 class LabRun:
   """The evaluations and saves that runs of all systems share.
 
-  A subclass has `_tally`, `_step` and `_now_s`, and evaluates in `_seen`.
+  A subclass has `_tally`, `_step` and `_now_s`, and gives its parameters.
 
   Args:
     timeline_s: events before this time are kept for a picture.
@@ -262,34 +273,72 @@ class LabRun:
     self._heldout = Heldout(run_spec)
     self._whole = Heldout(run_spec, run_spec.config.lab.final_eval_batches)
     self._points: list[Point] = []
+    self._average: dict[str, np.ndarray] = {}  # Path -> sum, f64.
+    self._averaged = 0  # Number of global steps in that sum.
     self._set_up(run_spec, timeline_s)
 
   def _set_up(self, run_spec: RunSpec, timeline_s: float):
     """Makes what a system has of its own."""
     raise NotImplementedError
 
-  def _seen(self, heldout: Heldout) -> dict[str, Any]:
-    """Evaluates on that text; returns fields of a `Point`."""
+  def _parameters(self) -> Mapping[str, Any]:
+    """Returns those of the global model, path -> array."""
     raise NotImplementedError
+
+  def _learners_mean(self) -> Mapping[str, Any]:
+    """Returns the mean of the learners' parameters; empty: there is none."""
+    return {}
+
+  def _average_from(self) -> int:
+    """Returns the global step after which parameters are averaged."""
+    total = self._config.protocol.total_steps
+    return total - round(self._config.lab.average_fraction * total)
+
+  def _add_to_average(self):
+    """Adds the parameters of the global step that was just reached."""
+    self._averaged += 1
+    for path, array in self._parameters().items():
+      sum_ = self._average.get(path, 0.0)
+      self._average[path] = sum_ + np.asarray(array, np.float64)
 
   def _look(self, final: bool = False):
     """Evaluates; at the end on `lab.final_eval_batches` of the text."""
+    models = {
+      'loss': self._parameters(),
+      'learners_loss': self._learners_mean(),
+    }
+    if final and self._averaged:
+      models['average_loss'] = {
+        path: np.asarray(sum_ / self._averaged, np.float32)
+        for path, sum_ in self._average.items()
+      }
+    heldout = self._whole if final else self._heldout
+    losses = {name: heldout.losses(x) for name, x in models.items() if x}
     point = Point(
       step=self._step,
       tokens=self._tally.tokens,
       at_s=self._now_s,
-      **self._seen(self._whole if final else self._heldout),
+      **{name: mean_loss(each) for name, each in losses.items()},
+      halves={name: _halves(x) for name, x in losses.items()} if final else {},
     )
     self._points.append(point)
     self._observer.evaluated(point)
 
   def _state(self) -> dict[str, Any]:
-    kept = {name: getattr(self, name) for name in self._KEPT}
+    kept = {name: getattr(self, name) for name in (*SHARED, *self._KEPT)}
     return kept | {'observer': self._observer.place()}
 
   def _go_on(self, state: dict[str, Any]):
-    for name in self._KEPT:
+    for name in (*SHARED, *self._KEPT):
       setattr(self, name, state[name])
+
+
+def _halves(losses: np.ndarray) -> tuple[float, float]:
+  """Returns the losses on the first and on the second half of the text."""
+  middle = len(losses) // 2
+  if not middle:
+    return (float('nan'),) * 2
+  return mean_loss(losses[:middle]), mean_loss(losses[middle:])
 
 
 class ShownProgress(LabObserver):

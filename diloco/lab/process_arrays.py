@@ -17,7 +17,7 @@ from diloco.data import pipeline
 from diloco.learner.local_delta import LocalDelta
 from diloco.learner.programs import LearnerKinds, LearnerPrograms
 from diloco.learner.replica import FragmentReplica, Mismatch, whole_replica
-from diloco.numerics import payload
+from diloco.numerics import outer, payload
 from diloco.protocol import messages
 from diloco.protocol.learner import events as learner_events
 from diloco.protocol.learner.bootstrap import Start
@@ -47,19 +47,36 @@ class SavedLearner:
   bases: list[Arrays]
 
 
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+  """Where all learners begin, on the host.
+
+  Attributes:
+    inner: None: a fresh state of the inner optimizer.
+    steps: steps of each learner's rows that led there.
+  """
+
+  params: dict[str, np.ndarray]
+  inner: Any = None
+  steps: int = 0
+
+
 class ArrayBackend:
   """Makes the contents; learners of one kind share their compiled programs.
 
   Args:
     configs: of the learners, by id.
+    beginning: where the learners begin.
   """
 
-  def __init__(self, run_spec: RunSpec, configs: Sequence[RunConfig]):
+  def __init__(
+    self, run_spec: RunSpec, configs: Sequence[RunConfig], beginning: Beginning
+  ):
     self.run_spec = run_spec
+    self.beginning = beginning
     self._configs = configs
     self._kinds = LearnerKinds(run_spec)
-    self.first = run_spec.initial_fragments()
-    self._initial = run_spec.initial_parameters()
+    self.first = run_spec.fragments_of(beginning.params)
     self.first_crcs = tuple(
       payload.crc(theta, pieces)
       for theta, pieces in zip(self.first, run_spec.layout.fragments)
@@ -71,20 +88,24 @@ class ArrayBackend:
     """Makes a learner's contents; see `diloco.simulator.contents.Backend`."""
     run_spec, programs = self._kinds.of(self._configs[learner])
     if saved is None:
-      params, inner = programs.init(self._initial)
+      params, inner = programs.init(self.beginning.params)
+      if self.beginning.inner is not None:
+        inner = on_device(self.beginning.inner, programs.state_like)
       bases = self.first
     else:
       params = on_device(saved.params, programs.params_like)
       inner = on_device(saved.inner, programs.state_like)
       bases = saved.bases
+    before = self.beginning.steps
     return LearnerArrays(
-      run_spec, programs, learner, start, params, inner, bases
+      run_spec, programs, learner, start, params, inner, bases, before
     )
 
   def syncer(self, crcs: tuple[int, ...], saved: list | None) -> 'SyncerArrays':
     """Makes the syncer's contents; see `diloco.simulator.contents.Backend`."""
     model = OuterState(self.run_spec)
-    for p, state in enumerate(saved or ()):
+    first = (outer.init(theta, self.run_spec.outer) for theta in self.first)
+    for p, state in enumerate(saved or first):
       model.restore(p, state)
     assert model.crcs() == crcs, f'{model.crcs()=}, {crcs=}'
     return SyncerArrays(self.run_spec, model)
@@ -102,8 +123,10 @@ class LearnerArrays:
     params: dict[str, jax.Array],
     inner: Any,
     bases: list[Arrays],
+    before: int,
   ):
     self._learner = learner
+    self._before = before  # Steps before its first one.
     self._run_spec = run_spec
     self._programs = programs
     self._params = params
@@ -131,7 +154,8 @@ class LearnerArrays:
 
   def step(self, rows: int, progress: int) -> float:
     size = self._run_spec.config.data.batch
-    progress = self._run_spec.progress(progress, rows // size)
+    rows += self._before * size
+    progress = self._run_spec.progress(progress + self._before, rows // size)
     batch = pipeline.batch_at(self._dataset, rows, size)
     self._params, self._inner, metrics = self._programs.step(
       self._params,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One run of the lab, of the system that is configured."""
 
+import math
 import pathlib
 import sys
 import time
@@ -52,7 +53,8 @@ def train(
   """
   kills = failure_schedule.plan(run_spec.config)
   has_syncer = SYSTEMS[run_spec.config.lab.system].has_syncer
-  if run_spec.config.unlike_learners and not has_syncer:
+  is_decoupled = has_syncer and not run_spec.config.lab.start_fraction
+  if run_spec.config.unlike_learners and not is_decoupled:
     raise ConfigError(f'{UNLIKE}: data-parallel has one batch and one mesh')
   program = (Decoupled if has_syncer else DataParallel)(
     run_spec,
@@ -124,9 +126,13 @@ def make(
 
 def result_of(trained: Trained, wall_s: float) -> sweep.SeedResult:
   """Returns a run's result as a sweep keeps it."""
+  last = trained.points[-1]
+  average = last.average_loss
   return sweep.SeedResult(
     loss=trained.loss,
-    learners_loss=trained.points[-1].learners_loss,
+    learners_loss=last.learners_loss,
+    average_loss=None if math.isnan(average) else average,
+    halves=last.halves,
     curve=tuple((p.step, p.tokens, p.loss) for p in trained.points),
     rounds=trained.rounds,
     participation=trained.participation,

@@ -46,24 +46,39 @@ class FragmentState:
 
 @dataclasses.dataclass(frozen=True)
 class Anneal:
-  """Schedule that ends η and μ: linearly to `final_lr` and 0.
+  """Schedule of η and μ: from 1 and 0 at the start, to `final_lr` and 0 at the
+  end, each linearly.
 
-  A momentum that was right for long rounds at a high inner learning rate
+  At the start losses fall fast, and η = 1 without momentum is the learners'
+  mean. A momentum that was right for long rounds at a high inner learning rate
   overshoots once that rate has fallen.
 
   Attributes:
-    begin: number of rounds of a fragment after which it begins.
+    begin: number of rounds of a fragment after which the end begins.
     end: number of rounds of a fragment after which it is over.
     final_lr: η from then on.
+    warmup: number of rounds of a fragment until η and μ are reached; 0: they
+      are there from the first one on.
   """
 
   begin: float
   end: float
   final_lr: float
+  warmup: float = 0.0
 
   def share(self, rounds: int) -> float:
-    """Returns the elapsed share: 0 before it begins, 1 after it ends."""
-    return min(max((rounds - self.begin) / (self.end - self.begin), 0.0), 1.0)
+    """Returns the share of the end that is over: 0 before it begins."""
+    if rounds <= self.begin:
+      return 0.0
+    return min((rounds - self.begin) / (self.end - self.begin), 1.0)
+
+  def at(self, rounds: int, lr: float, momentum: float) -> tuple[float, float]:
+    """Returns η and μ after so many rounds, of those between both ends."""
+    if rounds < self.warmup:
+      share = rounds / self.warmup
+      return 1.0 + share * (lr - 1.0), share * momentum
+    share = self.share(rounds)
+    return lr + share * (self.final_lr - lr), momentum * (1.0 - share)
 
 
 class _Annealed(NamedTuple):
@@ -109,8 +124,7 @@ def make_outer(
     # products with them.
     to, trace = (lr, momentum), (state.sgd if anneal else state)[0]
     if anneal:
-      share = anneal.share(int(state.rounds))
-      to = lr + share * (anneal.final_lr - lr), momentum * (1.0 - share)
+      to = anneal.at(int(state.rounds), lr, momentum)
     return native.Sgd(*to, nesterov), getattr(trace, 'trace', None)
 
   def then(state, trace):

@@ -4,6 +4,7 @@
 Codecs are made by `CodecConfig.make`, which planners without jax ask, too.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,12 +79,15 @@ def outer(config: RunConfig) -> Any:
       `numerics.outer.check_outer`.
   """
   section, anneal = config.outer, None
-  if section.anneal_fraction:
+  if section.anneal_fraction or section.warmup_fraction:
     rounds = config.protocol.total_steps / config.protocol.sync_every_steps
     anneal = outer_step.Anneal(
-      begin=(1 - section.anneal_fraction) * rounds,
+      begin=(1 - section.anneal_fraction) * rounds
+      if section.anneal_fraction
+      else math.inf,
       end=rounds,
       final_lr=section.final_lr,
+      warmup=section.warmup_fraction * rounds,
     )
   if section.optimizer in OUTER:
     return OUTER[section.optimizer].make(section, anneal)

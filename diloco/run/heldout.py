@@ -62,12 +62,28 @@ class Heldout:
       params: path -> array.
       walk: yields the batches that it is given, such as to say how far it is.
     """
+    return mean_loss(self.losses(params, walk))
+
+  def losses(
+    self,
+    params: Mapping[str, np.ndarray],
+    walk: Callable[[Sequence], Iterable] = iter,
+  ) -> np.ndarray:
+    """Returns loss and number of predicted tokens by batch, f64 [batches, 2].
+
+    Batches are in the order of the text; arguments are those of `loss`.
+    """
     placed = self._on_devices.place(params)
     told = [
       jax.device_get(self._loss(placed, self._on_devices.rows(batch)))
       for batch in walk(self._batches)
     ]
-    losses, counts = np.asarray(told, np.float64).T
-    if not counts.any():
-      raise ValueError('data: no token of the held-out text counts in the loss')
-    return float(np.average(losses, weights=counts))
+    return np.asarray(told, np.float64)
+
+
+def mean_loss(losses: np.ndarray) -> float:
+  """Returns the mean over all predicted tokens of what `losses` gave."""
+  each, counts = losses.T
+  if not counts.any():
+    raise ValueError('data: no token of the held-out text counts in the loss')
+  return float(np.average(each, weights=counts))

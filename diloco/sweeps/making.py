@@ -21,11 +21,13 @@ from absl import flags as absl_flags
 from diloco.config import flags, run_config, sections
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
+from diloco.metrics import files
 from diloco.metrics.figures import clock
 from diloco.metrics.run_progress import count
 from diloco.metrics.workdir import Workdir
 from diloco.pages import text_tables
-from diloco.sweeps import sweep
+from diloco.sweeps import records, sweep
+from diloco.sweeps.records import Records
 from diloco.sweeps.sweep import Variant
 
 LOCK = 'sweep.lock'
@@ -35,9 +37,17 @@ COLUMNS = (
   'code',
 )  # fmt: skip
 
+COLUMNS_OF_AVERAGE = 'average', 'against it'  # After the loss of the end.
+FINAL, AVERAGE = LOSSES = 'loss', 'average_loss'  # See `sweep.Measure`.
+SEEDS_MIN, SEEDS_MAX = 6, 16  # Of a sweep that adds some.
+
 LAB = 'lab.'  # Keys that mean something in the lab only.
-_OF_A_RUN = ('name', 'seed')  # May differ between equal runs.
 SWEEP, SEEDS, ONLY = 'sweep', 'seeds', 'only'
+UNTIL_WIDTH, HALF, RECORDS = 'until_width', 'half', 'records'
+# What a file of experiments may say of its sweep, besides `sweep(add)`: from
+# which seed on it counts, and on which half of the held-out text.
+OF_SWEEP = {'FIRST_SEED': 0, 'HALF': ''}
+HALVES = {'': None, 'first': 0, 'second': 1}
 OF_FILE = 'file'  # The value of --sweep alone.
 
 
@@ -64,12 +74,70 @@ class SweepRun:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """A sweep whose configurations have been checked."""
+  """A sweep whose configurations have been checked.
+
+  Attributes:
+    configs: configurations by label.
+    seeds: ascending.
+    width: half of the interval of each difference, relative, until which seeds
+      are added; None: none are.
+    half: of the held-out text on which the runs are compared; None: all of it.
+    kept: where results are found and added.
+  """
 
   root: pathlib.Path
   rows: tuple[Variant, ...]
-  seeds: int
-  runs: tuple[SweepRun, ...]  # Those without a result, seed by seed.
+  configs: Mapping[str, RunConfig]
+  seeds: tuple[int, ...]
+  width: float | None = None
+  half: int | None = None
+  kept: Records = dataclasses.field(default_factory=lambda: Records(None))
+
+  @property
+  def runs(self) -> tuple[SweepRun, ...]:
+    """Those without a result, seed by seed."""
+    return tuple(
+      SweepRun(
+        variant,
+        seed,
+        dataclasses.replace(self.configs[variant.label], seed=seed),
+        Workdir(sweep.folder(self.root, variant.label, seed)),
+        Workdir(self.root).compiled,
+      )
+      for seed in self.seeds
+      for variant in self.rows
+      if sweep.read(self.root, variant.label, seed) is None
+    )
+
+  def with_another_seed(self) -> 'Sweep':
+    """Returns the sweep with the seed after its last one."""
+    return dataclasses.replace(self, seeds=(*self.seeds, self.seeds[-1] + 1))
+
+  def recall(self) -> int:
+    """Puts the results of earlier runs into their folders; returns how many."""
+    count = 0
+    for run in self.runs:
+      here, changes = records.flat(run.config), run.variant.changes
+      for there, result in reversed(self.kept.of_seed(run.seed)):
+        if not records.differing(here, there, changes):
+          run.workdir.root.mkdir(parents=True, exist_ok=True)
+          files.write_json(run.workdir.config, run.config)
+          sweep.write_into(run.workdir.root, result)
+          count += 1
+          break
+    return count
+
+  def compared(self, name: str) -> list[sweep.Comparison]:
+    """Compares the losses of that name; see `sweep.Measure`."""
+    results = {
+      v.label: {
+        seed: result
+        for seed in self.seeds
+        if (result := sweep.read(self.root, v.label, seed)) is not None
+      }
+      for v in self.rows
+    }
+    return sweep.compare(results, self.rows, sweep.Measure(name, self.half))
 
 
 # Makes runs; yields each with its exit code once it has ended.
@@ -85,7 +153,8 @@ def plan(of_processes: bool) -> Sweep:
   Raises:
     ConfigError: it can't be made; names each variant or folder.
   """
-  root, seeds = pathlib.Path(absl_flags.FLAGS.workdir), absl_flags.FLAGS.seeds
+  values = absl_flags.FLAGS
+  root, seeds = pathlib.Path(values.workdir), asked_seeds()
   if of_processes and Workdir(root).config.exists():
     raise ConfigError(
       f'--workdir={root}: holds a run, a sweep needs a folder of its own'
@@ -96,33 +165,10 @@ def plan(of_processes: bool) -> Sweep:
   configs = flags.load(build=lambda base: make_configs(base.to_dict(), rows))
   with flags.refusing(sweep.BadResult):
     check(configs, rows, seeds, root, of_processes)
-  return with_missing(root, rows, seeds, configs)
-
-
-def with_missing(
-  root: pathlib.Path,
-  rows: Sequence[Variant],
-  seeds: int,
-  configs: Mapping[str, RunConfig],
-) -> Sweep:
-  """Returns a sweep with the runs that have no result.
-
-  Args:
-    configs: configurations by label.
-  """
-  runs = [
-    SweepRun(
-      variant,
-      seed,
-      dataclasses.replace(configs[variant.label], seed=seed),
-      Workdir(sweep.folder(root, variant.label, seed)),
-      Workdir(root).compiled,
-    )
-    for seed in range(seeds)
-    for variant in rows
-    if sweep.read(root, variant.label, seed) is None
-  ]
-  return Sweep(root, tuple(rows), seeds, tuple(runs))
+    kept = Records(None if of_processes else _records_path())
+  return Sweep(
+    root, tuple(rows), configs, seeds, values.until_width, _asked_half(), kept
+  )
 
 
 def _of_the_lab(rows: Sequence[Variant]) -> Iterator[str]:
@@ -148,15 +194,46 @@ def make(asked: Sweep, make_runs: MakeRuns, note: str, log: str) -> int:
   Raises:
     ConfigError: another sweep is making runs in the folder.
   """
+  failed: list[SweepRun] = []
   with _alone_in(asked.root):
     sweep.write_variants(asked.root, asked.rows)
-    if asked.runs:
-      say(f'{len(asked.runs)} runs, {note}; logs: {asked.root}/*/seed-*/{log}')
-    failed = _follow(make_runs(asked.runs), len(asked.runs))
-    print(table(asked.rows, asked.seeds, asked.root))
-    for run in failed:
-      say(f'failed: {run.name}; see {run.workdir.root / log}')
-    return 1 if failed else 0
+    while not failed:
+      if recalled := asked.recall():
+        say(f'{recalled} runs were made before: {asked.kept.path}')
+      if runs := asked.runs:
+        say(f'{len(runs)} runs, {note}; logs: {asked.root}/*/seed-*/{log}')
+      failed = _follow(make_runs(runs), len(runs), asked.kept)
+      if asked.width is None or not (wide := too_wide(asked)):
+        break
+      if len(asked.seeds) >= SEEDS_MAX:
+        break
+      say(f'{", ".join(wide)}: one more seed')
+      asked = asked.with_another_seed()
+  print(table(asked))
+  if asked.width is not None:
+    print(_verdict(asked))
+  for run in failed:
+    say(f'failed: {run.name}; see {run.workdir.root / log}')
+  return 1 if failed else 0
+
+
+def too_wide(asked: Sweep) -> list[str]:
+  """Returns the differences whose interval is not yet as narrow as asked."""
+  return [
+    f'{each.variant.label} ± {100 * each.half_width:.2f} %'
+    for name in LOSSES
+    for each in asked.compared(name)
+    if each.difference is not None and not each.half_width <= asked.width
+  ]
+
+
+def _verdict(asked: Sweep) -> str:
+  """Returns a sentence on whether the intervals are as narrow as asked."""
+  limit = f'± {100 * asked.width:g} %'
+  seeds = f'{len(asked.seeds)} seeds from {asked.seeds[0]} on'
+  if wide := too_wide(asked):
+    return f'not within {limit} with {seeds}: {", ".join(wide)}'
+  return f'all within {limit}, with {seeds}'
 
 
 @contextlib.contextmanager
@@ -179,8 +256,10 @@ def say(line: str) -> None:
   print(line, file=sys.stderr, flush=True)
 
 
-def _follow(ended: Iterable[tuple[SweepRun, int]], runs: int) -> list[SweepRun]:
-  """Says how each run has ended, and returns those that failed."""
+def _follow(
+  ended: Iterable[tuple[SweepRun, int]], runs: int, kept: Records
+) -> list[SweepRun]:
+  """Says how each run has ended and keeps results; returns what failed."""
   failed, began_s = [], time.monotonic()
   for number, (run, code) in enumerate(ended, start=1):
     result = None
@@ -188,44 +267,50 @@ def _follow(ended: Iterable[tuple[SweepRun, int]], runs: int) -> list[SweepRun]:
       result = sweep.read_from(run.workdir.root)
     if code or result is None:
       failed.append(run)
+    else:
+      config = records.flat(run.config)
+      kept.add(run.variant.label, run.seed, config, result)
     loss = 'failed' if result is None else f'loss {result.loss:.4f}'
     so_far = clock(time.monotonic() - began_s)
     say(f'{count(number, runs, began_s)}  {run.name}: {loss}, {so_far} so far')
   return failed
 
 
-def table(rows: Sequence[Variant], seeds: int, workdir: pathlib.Path) -> str:
+def table(asked: Sweep) -> str:
   """Returns losses, and paired differences with 95 % intervals, as text."""
-  results = {
-    v.label: {
-      seed: result
-      for seed in range(seeds)
-      if (result := sweep.read(workdir, v.label, seed)) is not None
-    }
-    for v in rows
-  }
+  averages = {x.variant.label: x for x in asked.compared(AVERAGE)}
+  columns = [*COLUMNS[:5], *(COLUMNS_OF_AVERAGE if averages else ())]
   cells = []
-  for each in sweep.compare(results, rows):
-    against = '-'
-    if each.difference is not None:
-      against = f'{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} %'
-    cells.append(
-      (
-        each.variant.label,
-        len(each.results),
-        f'{each.mean:.4f}',
-        f'{each.spread:.4f}',
-        against,
-        _text(each.mean_of('participation'), 3),
-        _text(each.mean_of('age_steps')),
-        _text(each.mean_of('old_share'), 3),
-        _text(each.mean_of('delay_steps')),
-        _text(each.mean_of('goodput')),
-        _text(each.merged_tokens, factor=1e-6),
-        each.code,
-      )
-    )
-  return text_tables.plain(text_tables.table(None, COLUMNS, cells))
+  for each in asked.compared(FINAL):
+    cell = [
+      each.variant.label,
+      len(each.results),
+      f'{each.mean:.4f}',
+      f'{each.spread:.4f}',
+      _against(each),
+    ]
+    if averages:
+      average = averages.get(each.variant.label)
+      cell += [f'{average.mean:.4f}', _against(average)] if average else '--'
+    cell += [
+      _text(each.mean_of('participation'), 3),
+      _text(each.mean_of('age_steps')),
+      _text(each.mean_of('old_share'), 3),
+      _text(each.mean_of('delay_steps')),
+      _text(each.mean_of('goodput')),
+      _text(each.merged_tokens, factor=1e-6),
+      each.code,
+    ]
+    cells.append(cell)
+  return text_tables.plain(
+    text_tables.table(None, (*columns, *COLUMNS[5:]), cells)
+  )
+
+
+def _against(each: sweep.Comparison) -> str:
+  if each.difference is None:
+    return '-'
+  return f'{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} %'
 
 
 def _text(value: float | None, digits: int = 2, factor: float = 1.0) -> str:
@@ -242,10 +327,31 @@ def define_flags() -> None:
     None,
     'Makes all variants of the file; with KEY=V1,V2,… those of that key.',
   )
-  absl_flags.DEFINE_integer(
-    SEEDS, 3, 'Runs of each variant, each with its own seed.', lower_bound=1
+  absl_flags.DEFINE_string(
+    SEEDS,
+    '3',
+    "Runs of each variant, each with its own seed, from the file's FIRST_SEED "
+    'or 0 on; or FIRST:LAST, without the last.',
   )
   absl_flags.DEFINE_string(ONLY, '', 'Variants whose label has this.')
+  absl_flags.DEFINE_float(
+    UNTIL_WIDTH,
+    None,
+    f'Adds seeds, from {SEEDS_MIN} to {SEEDS_MAX}, until half of the interval '
+    'of each difference is at most this, such as 0.003 for 0.3 %.',
+    lower_bound=0.0,
+  )
+  absl_flags.DEFINE_enum(
+    HALF,
+    None,
+    [x for x in HALVES if x],
+    "Half of the held-out text that is compared; the file's HALF, or all.",
+  )
+  absl_flags.DEFINE_bool(
+    RECORDS,
+    True,
+    'Takes the runs in records/ beside the file, and adds those that it makes.',
+  )
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
@@ -262,11 +368,60 @@ def is_asked() -> bool:
   values = absl_flags.FLAGS
   if values.sweep:
     return True
-  if vain := [name for name in (SEEDS, ONLY) if values[name].present]:
+  ours = SEEDS, ONLY, UNTIL_WIDTH, HALF, RECORDS
+  if vain := [name for name in ours if values[name].present]:
     raise ConfigError(
       [f'--{name}: is for --sweep, which is not given' for name in vain]
     )
   return False
+
+
+def asked_seeds() -> tuple[int, ...]:
+  """Returns the seeds to begin with, ascending.
+
+  Raises:
+    ConfigError: there is none, or it is no number.
+  """
+  values = absl_flags.FLAGS
+  given, first = values.seeds, _of_file('FIRST_SEED')
+  if values.until_width is not None and not values[SEEDS].present:
+    given = str(SEEDS_MIN)
+  begin, colon, end = given.rpartition(':')
+  try:
+    seeds = (
+      range(int(begin), int(end)) if colon else range(first, first + int(end))
+    )
+  except ValueError:
+    seeds = ()
+  if not seeds or seeds[0] < 0:
+    raise ConfigError(
+      f'--{SEEDS}={given}: must be a number of seeds, or FIRST:LAST without '
+      'the last, such as 10:16'
+    )
+  return tuple(seeds)
+
+
+def _asked_half() -> int | None:
+  return HALVES[absl_flags.FLAGS.half or _of_file('HALF')]
+
+
+def _of_file(name: str):
+  """Returns what the file says of its sweep, or the value of one that doesn't.
+
+  A sweep of values of a key says nothing of itself.
+  """
+  if absl_flags.FLAGS.sweep != OF_FILE:
+    return OF_SWEEP[name]
+  return runpy.run_path(flags.config_file()).get(name, OF_SWEEP[name])
+
+
+def _records_path() -> pathlib.Path | None:
+  """Returns where results are kept; None: this sweep's are not."""
+  values = absl_flags.FLAGS
+  plain = flags.arguments() == [f'--{flags.CONFIG}={flags.config_file()}']
+  if not (values.records and plain and values.sweep == OF_FILE):
+    return None
+  return records.path_of(flags.config_file())
 
 
 def variants() -> list[Variant]:
@@ -327,7 +482,7 @@ def make_configs(base: dict, rows: Sequence[Variant]) -> dict[str, RunConfig]:
 def check(
   configs: Mapping[str, RunConfig],
   rows: Sequence[Variant],
-  seeds: int,
+  seeds: Sequence[int],
   workdir: pathlib.Path,
   of_processes: bool = False,
 ) -> None:
@@ -345,7 +500,7 @@ def check(
     f'{run}: was made otherwise ({differs}): remove it, or use another '
     '--workdir'
     for variant in rows
-    for seed in range(seeds)
+    for seed in seeds
     for run in [sweep.folder(workdir, variant.label, seed)]
     if sweep.read(workdir, variant.label, seed) is not None
     or is_over(Workdir(run))
@@ -387,22 +542,12 @@ def _difference(
 ) -> str:
   """Returns how a run's stored configuration differs, '' if it does not."""
   path = Workdir(run).config
-  here = sections.flatten(_as_json(config))
   try:
     there = sections.flatten(json.loads(path.read_text()))
-    there = run_config.with_current_blend(there, sections.BLEND)
+    differing = records.differing(records.flat(config), there, changes)
   except (OSError, ValueError, AttributeError) as error:
     return f'{path.name}: {error}'
-  absent = here.keys() - there.keys() - changes.keys()
   return '; '.join(
-    f'{key}={there.get(key)} there, {here.get(key)} here'
-    for key in sorted(here.keys() | there.keys())
-    if key not in absent
-    and key not in _OF_A_RUN
-    and here.get(key) != there.get(key)
+    f'{key}={theirs} there, {ours} here'
+    for key, (theirs, ours) in differing.items()
   )
-
-
-def _as_json(config: RunConfig) -> dict:
-  """Returns the configuration as stored in a file: lists for tuples."""
-  return json.loads(json.dumps(dataclasses.asdict(config)))

@@ -58,6 +58,36 @@ class SeedResult:
   delay_steps: float | None = None
   unexplained_tokens: int | None = None  # 0, or the ledger does not balance.
   code: str = ''  # `code.fingerprint`; empty in older results.
+  # Of the average over `lab.average_fraction`; None without one.
+  average_loss: float | None = None
+  # By the name of a loss: that on the first and on the second half of the
+  # held-out text; empty in older results, and for a run of processes.
+  halves: Mapping[str, tuple[float, float]] = dataclasses.field(
+    default_factory=dict
+  )
+
+  def loss_of(self, measure: 'Measure') -> float | None:
+    """Returns a loss; None: it was not measured."""
+    if measure.half is None:
+      return getattr(self, measure.name)
+    pair = self.halves.get(measure.name)
+    return None if pair is None else pair[measure.half]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+  """Which of a run's losses is meant.
+
+  Attributes:
+    name: 'loss', of the final parameters, or 'average_loss'.
+    half: of the held-out text, 0 or 1; None: all of it.
+  """
+
+  name: str = 'loss'
+  half: int | None = None
+
+
+FINAL = Measure()
 
 
 def variants(sweep: Callable) -> list[Variant]:
@@ -151,10 +181,24 @@ def read_from(run: pathlib.Path) -> SeedResult:
   try:
     fields = json.loads(path.read_text())
     fields.pop('health', None)  # 0.1.0 wrote it, and nothing read it.
-    curve = tuple(map(tuple, fields['curve']))
-    return SeedResult(**fields | {'curve': curve})
+    return result_of(fields)
   except (ValueError, TypeError, KeyError) as error:
     raise BadResult(f'{path}: is no result of a run: {error}') from None
+
+
+def result_of(fields: Mapping) -> SeedResult:
+  """Returns the result that was written as these fields."""
+  halves = {k: tuple(x) for k, x in fields.get('halves', {}).items()}
+  curve = tuple(map(tuple, fields['curve']))
+  return SeedResult(**{**fields, 'curve': curve, 'halves': halves})
+
+
+def fields_of(result: SeedResult) -> dict:
+  """Returns a result as JSON keeps it."""
+  return {
+    field.name: getattr(result, field.name)
+    for field in dataclasses.fields(result)
+  } | {'halves': dict(result.halves)}
 
 
 def write_variants(workdir: pathlib.Path, rows: Sequence[Variant]):
@@ -194,7 +238,7 @@ def _places(at: Place | Sequence[Place]) -> tuple[Place, ...]:
 def write_into(run: pathlib.Path, result: SeedResult):
   """Writes a result into the folder of a run, atomically."""
   run.mkdir(parents=True, exist_ok=True)
-  text = json.dumps(dataclasses.asdict(result))  # A loss may be NaN.
+  text = json.dumps(fields_of(result))  # A loss may be NaN.
   files.replace(run / RESULT, text.encode())
 
 
@@ -229,32 +273,28 @@ class Comparison:
 
 
 def compare(
-  results: Mapping[str, Mapping[int, SeedResult]], rows: Sequence[Variant]
+  results: Mapping[str, Mapping[int, SeedResult]],
+  rows: Sequence[Variant],
+  measure: Measure = FINAL,
 ) -> list[Comparison]:
   """Compares the variants that have a result.
 
   Args:
     results: by label and seed.
+    measure: the loss that is compared; results without it are left out.
   """
   compared = []
   for variant in rows:
-    mine = results.get(variant.label, {})
+    mine = _losses(results.get(variant.label, {}), measure)
     if not mine:
       continue
-    losses = [result.loss for _, result in sorted(mine.items())]
-    theirs = results.get(variant.against, {}) if variant.against else {}
-    pairs = (
-      [
-        mine[seed].loss / theirs[seed].loss - 1
-        for seed in sorted(mine.keys() & theirs.keys())
-      ]
-      if theirs
-      else []
-    )
+    losses = list(mine.values())
+    theirs = _losses(results.get(variant.against, {}), measure)
+    pairs = [mine[seed] / theirs[seed] - 1 for seed in mine if seed in theirs]
     compared.append(
       Comparison(
         variant,
-        tuple(result for _, result in sorted(mine.items())),
+        tuple(results[variant.label][seed] for seed in mine),
         statistics.fmean(losses),
         spread(losses),
         statistics.fmean(pairs) if pairs else None,
@@ -262,6 +302,17 @@ def compare(
       )
     )
   return compared
+
+
+def _losses(
+  results: Mapping[int, SeedResult], measure: Measure
+) -> dict[int, float]:
+  """Returns the losses that were measured, by seed, ascending."""
+  return {
+    seed: loss
+    for seed, result in sorted(results.items())
+    if (loss := result.loss_of(measure)) is not None
+  }
 
 
 def half_width(values: Sequence[float]) -> float:

@@ -42,7 +42,8 @@ def test_overrides_reach_the_configuration_and_can_be_handed_on():
   assert done.returncode == 0, done.stderr
   assert done.stdout == (
     "OuterConfig(optimizer='sgd', lr=1.0, momentum=0.7, nesterov=False, "
-    'b2=0.95, eps=0.1, anneal_fraction=0.1, final_lr=0.8) 4 '
+    'b2=0.95, eps=0.1, anneal_fraction=0.1, final_lr=0.8, '
+    'warmup_fraction=0.0) 4 '
     "['--config=experiments/quickstart.py:learners=4', "
     "'--config.outer.lr=1.0', '--config.outer.nesterov=false']\n"
   )

@@ -15,7 +15,8 @@ FOLDER = pathlib.Path(experiments.__file__).parent
 NAMES = sorted(
   path.stem
   for path in FOLDER.glob('*.py')
-  if path.stem not in ('__init__', 'common', 'own_loop', 'scales', 'study')
+  if path.stem
+  not in ('__init__', 'common', 'own_loop', 'scales', 'study', 'tried')
 )
 SIMULATIONS = sorted(simulation.STUDIES)
 RUNS = sorted(set(NAMES) - set(SIMULATIONS))

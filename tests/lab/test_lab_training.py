@@ -127,9 +127,14 @@ def test_data_parallel_of_one_learner_is_that_learner_alone():
   assert _same(one, _train(**alone))
 
 
-def test_one_learner_without_codec_or_outer_momentum_is_alone():
-  """τ = 0, f32, outer lr 1: Θ is θ, to rounding."""
-  plain = {**BOWL, 'inner__progress': 'own', 'inner__schedule': 'constant'}
+@pytest.mark.parametrize('start', [0.0, 0.5])
+def test_one_learner_without_codec_or_outer_momentum_is_alone(start):
+  """τ = 0, f32, outer lr 1: Θ is θ, to rounding.
+
+  So it is where the first half is data-parallel: θ, moments, rows and the
+  schedule go on.
+  """
+  plain = {**BOWL, 'inner__progress': 'own', 'inner__schedule': 'cosine'}
   decoupled = _train(
     protocol__learners=1,
     protocol__quorum=1,
@@ -140,6 +145,7 @@ def test_one_learner_without_codec_or_outer_momentum_is_alone():
     outer__lr=1.0,
     outer__momentum=0.0,
     outer__anneal_fraction=0.0,
+    lab__start_fraction=start,
     **plain,
   )
   alone = _train(protocol__learners=1, lab__system='alone', **plain)
@@ -147,6 +153,30 @@ def test_one_learner_without_codec_or_outer_momentum_is_alone():
     np.testing.assert_allclose(
       decoupled.parameters[path], x, rtol=2e-3, atol=2e-5, err_msg=path
     )
+
+
+def test_learners_of_a_data_parallel_start_have_its_tokens():
+  half, whole = (_train(**BOWL, lab__start_fraction=x) for x in (0.5, 0.0))
+  assert half.points[-1].step == whole.points[-1].step == 12
+  made = sum(count.steps for count in half.tally.learners.values())
+  assert 2 * 6 - 4 <= made <= 2 * 6
+  ahead = 2 * 6 * 4 * 32  # Tokens of six steps of two learners.
+  assert half.points[-1].tokens == ahead + made * 4 * 32
+  assert ahead < half.merged_tokens <= half.points[-1].tokens
+
+
+@pytest.mark.parametrize('system', ['data_parallel', 'decoupled'])
+def test_the_average_is_of_the_last_steps(system):
+  """That of one step is the end itself, that of all is another one."""
+  run = {**BOWL, 'lab__system': system}
+  of_one, of_all = (
+    _train(**run, lab__average_fraction=x).points[-1] for x in (1 / 12, 1.0)
+  )
+  assert of_one.average_loss == of_one.loss == of_all.loss
+  assert of_all.average_loss > of_all.loss
+  assert set(of_all.halves) >= {'loss', 'average_loss'}
+  assert np.mean(of_all.halves['loss']) == pytest.approx(of_all.loss, rel=1e-6)
+  assert np.isnan(_train(**run).points[-1].average_loss)
 
 
 def test_the_bias_of_a_mixture_of_experts_is_averaged():

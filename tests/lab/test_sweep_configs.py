@@ -56,14 +56,14 @@ def test_name_and_seed_do_not_make_it_another(tmp_path):
   configs = made()
   [older] = made([Variant('base', {'name': 'older', 'seed': 7})]).values()
   finish(tmp_path, 'base', older)
-  making.check(configs, ROWS, 1, tmp_path)
+  making.check(configs, ROWS, [0], tmp_path)
 
 
 def test_a_finished_run_that_was_configured_otherwise_is_refused(tmp_path):
   configs = made()
   finish(tmp_path, 'other', configs['base'])
   with pytest.raises(ConfigError) as refused:
-    making.check(configs, ROWS, 1, tmp_path)
+    making.check(configs, ROWS, [0], tmp_path)
   [problem] = refused.value.problems
   assert str(sweep.folder(tmp_path, 'other', 0)) in problem
   assert 'outer.lr=0.6 there, 0.25 here' in problem
@@ -81,7 +81,7 @@ def test_a_run_of_before_a_key_was_there_counts_where_it_is_left_alone(
     del fields['lab']['system'], fields['inner']['lr']
     path.write_text(json.dumps(fields))
   with pytest.raises(ConfigError) as refused:
-    making.check(configs, ROWS, 1, tmp_path)
+    making.check(configs, ROWS, [0], tmp_path)
   [problem] = refused.value.problems
   assert 'other' in problem
   assert '(lab.system=None there, alone here)' in problem

@@ -63,7 +63,7 @@ flags._or_exit(work)([])
 def _asked(root: pathlib.Path) -> making.Sweep:
   base = common.base().to_dict()
   made = making.make_configs(base, ROWS)
-  return making.with_missing(root, ROWS, 1, made)
+  return making.Sweep(root, tuple(ROWS), made, (0,))
 
 
 def _run_in_place_of_python(tmp_path, monkeypatch) -> pathlib.Path:

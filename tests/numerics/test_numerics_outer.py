@@ -323,6 +323,20 @@ def test_non_finite_update_is_refused(name):
     outer.step(state, delta, optimizer, codec.make_codec(name), PIECES)
 
 
+def test_the_outer_step_warms_up_from_plain_means():
+  """Over four rounds η goes from 1 to 0.6 and μ from 0 to 0.8, exactly."""
+  schedule = outer.Anneal(math.inf, 10, 1.0, warmup=4)
+  found = [schedule.at(n, 0.6, 0.8) for n in (0, 1, 2, 4, 99)]
+  wanted = [(1.0, 0.0), (0.9, 0.2), (0.8, 0.4), (0.6, 0.8), (0.6, 0.8)]
+  np.testing.assert_allclose(found, wanted, rtol=1e-15)
+  optimizer = outer.make_outer(0.6, 0.8, True, schedule)
+  state = outer.init(normal(np.random.default_rng(3)), optimizer)
+  delta = normal(np.random.default_rng(4))
+  moved, _ = outer.step(state, delta, optimizer, F32, PIECES)
+  for name, theta in state.theta.items():
+    np.testing.assert_array_equal(moved.theta[name], theta - delta[name])
+
+
 def test_annealing_ends_with_plain_steps_of_the_final_rate():
   """Constant Δ, η = 0.5, μ = 0.5 over rounds 2 to 4 to η = 1, μ = 0.
 

@@ -129,6 +129,7 @@ experiments: diloco.config.run_config diloco.config.simulation
   experiments.common experiments.scales ml_collections
 experiments/own_model.py: diloco.models.api experiments.common jax
 experiments/own_loop.py: diloco jax numpy optax
+experiments/tried.py: diloco.sweeps
 LAUNCH: CONFIG absl diloco.config.hardware diloco.metrics
   diloco.monitoring.monitor_flags diloco.pages.figures diloco.pages.text_tables
   diloco.protocol diloco.run.bind_policy diloco.run.initial_weights

@@ -25,7 +25,7 @@ SEEDS = 2
 def asked(root) -> making.Sweep:
   base = tests_tiny.get_config().to_dict()
   made = making.make_configs(base, ROWS)
-  return making.with_missing(root, ROWS, SEEDS, made)
+  return making.Sweep(root, tuple(ROWS), made, tuple(range(SEEDS)))
 
 
 class Runs:
@@ -104,7 +104,7 @@ def test_a_run_that_a_signal_stops_is_the_last(tmp_path, capsys):
 
 def _check(root, of_processes):
   made = making.make_configs(tests_tiny.get_config().to_dict(), ROWS)
-  making.check(made, ROWS, SEEDS, root, of_processes)
+  making.check(made, ROWS, range(SEEDS), root, of_processes)
 
 
 def test_a_finished_run_of_processes_is_none_of_the_lab(tmp_path):

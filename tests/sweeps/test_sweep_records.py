@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results that are kept beside an experiment, and seeds that are added."""
+
+import dataclasses
+import json
+
+import pytest
+
+from diloco.config import run_config
+from diloco.sweeps import making, records, sweep
+from diloco.sweeps.records import Records
+from diloco.sweeps.sweep import BadResult, SeedResult, Variant
+from experiments import tests_tiny
+
+ROWS = (
+  Variant('base', {}),
+  Variant('other', {'outer.lr': 0.25}, against='base'),
+)
+LOSSES = {'base': 2.0, 'other': 2.1}
+
+
+def asked(root, kept=None, seeds=(10, 11), **changes) -> making.Sweep:
+  configs = making.make_configs(tests_tiny.get_config().to_dict(), ROWS)
+  return making.Sweep(
+    root, ROWS, configs, seeds, kept=kept or Records(None), **changes
+  )
+
+
+def result(loss: float, **changes) -> SeedResult:
+  made = SeedResult(loss, loss, ((60, 1000, loss),), 3, 1.0, 0.9, 2.0)
+  return dataclasses.replace(made, **changes)
+
+
+def making_runs(spread=lambda seed: 0.0):
+  """Returns what makes runs, and the names of those that were made."""
+  made = []
+
+  def make_runs(runs):
+    for run in runs:
+      made.append(run.name)
+      loss = LOSSES[run.variant.label] + (
+        spread(run.seed) if run.variant.against else 0.0
+      )
+      sweep.write_into(run.workdir.root, result(loss))
+      yield run, 0
+
+  return make_runs, made
+
+
+def test_a_run_is_made_once_wherever_its_result_is(tmp_path, capsys):
+  path = tmp_path / 'kept.json'
+  make_runs, made = making_runs()
+  first = asked(tmp_path / 'here', Records(path))
+  assert making.make(first, make_runs, 'in turn', 'log') == 0
+  assert made == [f'{x}, seed {n}' for n in (10, 11) for x in LOSSES]
+  elsewhere = asked(tmp_path / 'there', Records(path), (10, 11, 12))
+  assert making.make(elsewhere, make_runs, 'in turn', 'log') == 0
+  assert made[4:] == ['base, seed 12', 'other, seed 12']
+  said = capsys.readouterr()
+  assert f'4 runs were made before: {path}' in said.err
+  assert said.out.count('+5.00 ± 0.00 %') == 2
+
+
+def test_a_run_counts_for_whoever_has_its_configuration(tmp_path):
+  """A variant of another name, but none with another value or seed."""
+  kept = Records(tmp_path / 'kept.json')
+  run = asked(tmp_path).runs[1]
+  kept.add('named otherwise', 10, records.flat(run.config), result(2.5))
+  there = asked(tmp_path / 'there', Records(kept.path))
+  assert there.recall() == 1
+  assert [x.name for x in there.runs] == [
+    'base, seed 10', 'base, seed 11', 'other, seed 11',
+  ]  # fmt: skip
+  assert sweep.read(there.root, 'other', 10) == result(2.5)
+  making.check(there.configs, ROWS, there.seeds, there.root)
+
+
+def test_a_newer_run_of_a_seed_takes_the_place_of_the_older(tmp_path):
+  kept = Records(tmp_path / 'kept.json')
+  config = records.flat(asked(tmp_path).configs['base'])
+  kept.add('base', 10, config, result(2.5))
+  kept.add('base', 11, config, result(2.6))
+  kept.add('base', 10, config | {'name': 'again'}, result(2.7))
+  found = Records(kept.path)
+  assert [r.loss for _, r in found.of_seed(10)] == [2.7]
+  assert [r.loss for _, r in found.of_seed(11)] == [2.6]
+
+
+def test_the_file_has_a_line_a_run_and_all_of_its_result(tmp_path):
+  kept = Records(tmp_path / 'kept.json')
+  full = result(
+    1.23456789, average_loss=1.2, halves={'loss': (1.0, 2.0)}, code='abc'
+  )
+  kept.add('base', 3, {'outer.lr': 0.6, 'seed': 3}, full)
+  kept.add('other', 3, {'outer.lr': 0.25, 'seed': 3}, full)
+  lines = kept.path.read_text().splitlines()
+  assert len(lines) == 5
+  assert json.loads(lines[3])['changes'] == {'outer.lr': 0.25}
+  [(config, found)] = Records(kept.path).of_seed(3)[1:]
+  assert config == {'outer.lr': 0.25}
+  seven = 1.234568
+  curve = ((60, 1000, seven),)
+  assert found == dataclasses.replace(
+    full, loss=seven, learners_loss=seven, curve=curve
+  )
+
+
+@pytest.mark.parametrize('text', ['[]', '{', '{"config": {}, "runs": [{}]}'])
+def test_another_file_is_named(tmp_path, text):
+  path = tmp_path / 'kept.json'
+  path.write_text(text)
+  with pytest.raises(BadResult, match=r'kept\.json: does not list runs'):
+    Records(path)
+
+
+def test_seeds_are_added_until_all_intervals_are_narrow(tmp_path, capsys):
+  """The first four differ by 4 %, the others not at all."""
+  make_runs, made = making_runs(lambda seed: 0.04 * (seed in (10, 11)))
+  seeds = (10, 11, 12, 13)
+  assert making.make(asked(tmp_path, None, seeds), make_runs, '', 'log') == 0
+  wide = float(capsys.readouterr().out.split('±')[-1].split()[0])
+  wanted = asked(tmp_path, None, seeds, width=wide / 200)
+  assert making.make(wanted, make_runs, '', 'log') == 0
+  last = int(made[-1].split()[-1])
+  said = capsys.readouterr()
+  assert 13 < last < 25
+  assert f'with {last - 9} seeds from 10 on' in said.out
+  assert 'other ± ' in said.err and 'one more seed' in said.err
+
+
+def test_it_says_which_interval_stays_too_wide(tmp_path, capsys):
+  make_runs, made = making_runs(lambda seed: 0.04 * (seed % 2))
+  wanted = asked(tmp_path, None, (0, 1, 2), width=1e-4)
+  assert making.make(wanted, make_runs, '', 'log') == 0
+  assert made[-1] == 'other, seed 15'
+  assert 'not within ± 0.01 % with 16 seeds from 0 on: other ±' in (
+    capsys.readouterr().out
+  )
+
+
+def test_a_half_of_the_text_can_be_compared(tmp_path):
+  halves = {'base': (1.0, 2.0), 'other': (1.1, 2.0)}
+  for label, pair in halves.items():
+    run = sweep.folder(tmp_path, label, 10)
+    sweep.write_into(run, result(1.5, halves={'loss': pair}))
+  found = [
+    asked(tmp_path, None, (10,), half=half).compared('loss')[1].difference
+    for half in (0, 1, None)
+  ]
+  assert found == pytest.approx([0.1, 0.0, 0.0])
+
+
+def test_a_configuration_is_flat_and_as_json_has_it():
+  config = run_config.build(tests_tiny.get_config())
+  found = records.flat(config)
+  assert found == json.loads(json.dumps(found))
+  assert found['outer.lr'] == config.outer.lr
