@@ -2,18 +2,22 @@
 r"""Runs a syncer and learners under a seeded plan of faults, and judges them.
 
   python -m launch.chaos --config=experiments/NAME.py --workdir=DIR \
-    --seed=0 --minutes=3 --faults_per_hour=240 [--kinds=kill,cut,…] \
+    --seed=0 --minutes=3 [--faults_per_hour=240] [--kinds=kill,cut,…] \
+    [--chips=1200000 --mtbi_days=365 --repair_s=66.3] \
     [--hosts=2,1 --cpu_devices] [--overwrite] [--config.a.b=c …]
 
 Real processes on loopback, whose connections go through a relay, so it needs
-no root. The same plan then drives the machines under the simulated clock. Exit
-code 0: the verdict holds; 1: it does not, or the run failed; 78: it can't run
-as asked; 130, 143: Ctrl-C, SIGTERM.
+no root. With --chips the faults are the interruptions of a fleet of that size,
+each of which takes a slice away until it is repaired. The same plan then drives
+the machines under the simulated clock. Exit code 0: the verdict holds; 1: it
+does not, or the run failed; 78: it can't run as asked; 130, 143: Ctrl-C,
+SIGTERM.
 """
 
 import dataclasses
 import os
 import pathlib
+import random
 import sys
 
 import rich.console
@@ -23,7 +27,9 @@ from diloco import faults
 from diloco.config import flags
 from diloco.config.run_config import RunConfig
 from diloco.config.sections import ConfigError
+from diloco.config.simulation import FailuresConfig
 from diloco.faults import RefusedFault
+from diloco.fleets import failures
 from diloco.metrics import files
 from diloco.metrics.run_progress import ProgressLine
 from diloco.metrics.workdir import shard_name
@@ -38,6 +44,7 @@ from launch.local import Interrupted, RunFailed, occupy, signals
 from launch.program import SYNCER
 
 KINDS = faults.performed_by(RealStage)
+FLEET = FailuresConfig()  # That of the simulations.
 EXAMPLE = 'experiments/tests_tiny.py'
 # What the run is judged by. The command ends the run.
 KEYS = (
@@ -61,6 +68,20 @@ def define_flags() -> None:
   absl_flags.DEFINE_integer('seed', 0, 'Seed of the plan and of the relay.')
   absl_flags.DEFINE_float('minutes', 3.0, 'Length of the plan.')
   absl_flags.DEFINE_float('faults_per_hour', 240.0, 'Mean rate of faults.')
+  absl_flags.DEFINE_integer(
+    'chips',
+    None,
+    'Of a fleet, whose interruptions are the plan: each takes a slice away.',
+    lower_bound=1,
+  )
+  absl_flags.DEFINE_float(
+    'mtbi_days',
+    FLEET.mtbi_days,
+    'Between two interruptions of one of these chips.',
+  )
+  absl_flags.DEFINE_float(
+    'repair_s', FLEET.repair_s, 'Mean time until a slice of the fleet is back.'
+  )
   absl_flags.DEFINE_list('kinds', [], f'Some of {", ".join(KINDS)}.')
   absl_flags.DEFINE_string('hosts', '1', 'Processes of each learner: 2 or 2,1.')
   absl_flags.DEFINE_bool(
@@ -89,6 +110,21 @@ def _problems(argv, config: RunConfig):
       continue
     if not _is_relayed(config) and _is_of_links(kind):
       yield f'--kinds={kind}: hits a link, which needs {PLANE}={RELAYED}'
+  of_fleet = values.chips is not None
+  ours, others = (
+    ('chips', 'mtbi_days', 'repair_s'),
+    ('kinds', 'faults_per_hour'),
+  )
+  for name in others if of_fleet else ours[1:]:
+    if values[name].present:
+      yield (
+        f'--{name}={values[name].value}: is '
+        f'{"not for" if of_fleet else "only for"} the failures of a fleet, '
+        'which --chips asks for'
+      )
+  for name in ours[1:]:
+    if not values[name].value > 0:
+      yield f'--{name}={values[name].value:g}: must be above 0'
   if not values.minutes > 0:
     yield f'--minutes={values.minutes:g}: must be above 0'
   if not values.faults_per_hour >= 0:
@@ -132,9 +168,18 @@ def main(argv) -> int:
       and (_is_relayed(config) or not _is_of_links(kind))
     }
   seconds = values.minutes * 60
-  plan = fault_plan.draw(
-    values.seed, seconds, values.faults_per_hour, kinds, cast
-  )
+  if values.chips is None:
+    plan = fault_plan.draw(
+      values.seed, seconds, values.faults_per_hour, kinds, cast
+    )
+  else:
+    befalls = failures.draw(
+      failures.rate_per_s(values.chips, values.mtbi_days),
+      seconds,
+      failures.make(FLEET.repair, values.repair_s, FLEET.repair_shape),
+      random.Random(values.seed),
+    )
+    plan = fault_plan.of_fleet(befalls, seconds, KINDS, cast)
   root = pathlib.Path(values.workdir)
   workdir, lock, _ = occupy(root, values.overwrite)
   console = rich.console.Console()

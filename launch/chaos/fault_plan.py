@@ -3,7 +3,7 @@
 
 import bisect
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -20,12 +20,14 @@ from diloco.faults import (
   Fault,
   Kind,
 )
+from diloco.fleets.failures import Interruption
 from diloco.metrics.workdir import learner_name
 
 QUIET_END_S = 10.0  # Without a new fault, at the end.
 BETWEEN_S = 2.0  # From one fault to the next, at least.
 RECOVERY_S = 15.0  # Until a target can be hit again.
 STAYS_S = 100.0  # A newcomer that is to leave does so within this time.
+AWAY, KILL = 'slice_away', 'kill'  # What befalls a fleet.
 TRIES = 200  # Moments at which a fault is tried to be placed.
 
 
@@ -86,6 +88,36 @@ def draw(
   return places.plan()
 
 
+def of_fleet(
+  interruptions: Iterable[Interruption],
+  seconds: float,
+  shapes: Mapping[str, Kind],
+  cast: FaultTargets,
+) -> tuple[Fault, ...]:
+  """Returns the plan of what befalls a fleet, which learners share evenly.
+
+  Each interruption takes a slice away until it is repaired; a learner of one
+  slice is killed, and comes back when it has started. One that hits a learner
+  which is not whole again costs nothing more, and is left out, as in
+  `fleets.failures`; so is one that would leave no learner alone.
+
+  Args:
+    shapes: of `AWAY` and `KILL`.
+  """
+  places = _Places(seconds, cast)
+  for each in interruptions:
+    learner = int(each.place * cast.learners)
+    target, at_s = learner_name(learner), round(each.at_s, 3)
+    fault = Fault(0, at_s, KILL, target)
+    if cast.slices and (slices := cast.slices[learner]) > 1:
+      which = int((each.place * cast.learners - learner) * slices)
+      first = which * (cast.hosts[learner] // slices)
+      repair_s = round(each.repair_s, 3)
+      fault = Fault(0, at_s, AWAY, f'{target}.{first}', repair_s)
+    places.place(fault, shapes[fault.kind])
+  return places.plan()
+
+
 def _dealt(
   many: int, shapes: Mapping[str, Kind], rng: np.random.Generator
 ) -> list[str]:
@@ -142,16 +174,25 @@ class _Places:
       way = ''
       if shape.one_way:
         way = str(rng.choice(WAYS))
-      fault = Fault(0, at_s, kind, target, hold_s, way)
-      if not self._spares_one([*self._faults, fault], shape):
-        continue
-      if MEMBER in shape.targets:
-        self._left[target] = at_s
-      if NEWCOMER in shape.targets:
-        self._joined[target] = at_s
-      self._faults.append(fault)
-      return True
+      if self._add(Fault(0, at_s, kind, target, hold_s, way), shape):
+        return True
     return False
+
+  def place(self, fault: Fault, shape: Kind) -> bool:
+    """Places this one; returns False if its target is not there and whole."""
+    ends_in_time = fault.end_s <= self._seconds - QUIET_END_S
+    free = self._is_free(fault.process, fault.at_s, fault.end_s)
+    return ends_in_time and free and self._add(fault, shape)
+
+  def _add(self, fault: Fault, shape: Kind) -> bool:
+    if not self._spares_one([*self._faults, fault], shape):
+      return False
+    if MEMBER in shape.targets:
+      self._left[fault.target] = fault.at_s
+    if NEWCOMER in shape.targets:
+      self._joined[fault.target] = fault.at_s
+    self._faults.append(fault)
+    return True
 
   def _draw_s(
     self, shape: Kind, last_s: float, rng: np.random.Generator

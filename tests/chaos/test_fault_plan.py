@@ -2,11 +2,14 @@
 """A plan of faults is of its seed, fits, and says what does not fit."""
 
 import collections
+import itertools
+import random
 
 import pytest
 
 from diloco import faults
 from diloco.config.sections import ConfigError
+from diloco.fleets import failures
 from launch.chaos import fault_plan, stage
 from launch.chaos.fault_plan import RECOVERY_S, FaultTargets
 
@@ -150,3 +153,46 @@ def test_slices_are_hit_by_their_first_hosts():
   assert {fault.target for fault in plan} == {
     f'learner-0.{host}' for host in (0, 2, 4)
   }
+
+
+def of_fleet(cast, chips=2_400_000, seconds=3600.0, seed=0):
+  rate = failures.rate_per_s(chips, mtbi_days=365.0)
+  repair = failures.make('exponential', 40.0)
+  rng = random.Random(seed)
+  befalls = failures.draw(rate, seconds, repair, rng)
+  return befalls, fault_plan.of_fleet(befalls, seconds, KINDS, cast)
+
+
+def test_a_fleet_s_interruptions_take_slices_away_until_they_are_repaired():
+  """Learner 0 has three slices of two hosts; learner 1, of one, is killed."""
+  befalls, plan = of_fleet(SLICED)
+  by_time = {round(each.at_s, 3): each for each in befalls}
+  targets = collections.Counter()
+  for fault in plan:
+    each = by_time[fault.at_s]
+    if each.place < 0.5:
+      place = int(each.place * 2 * 3)
+      wanted = 'slice_away', f'learner-0.{2 * place}', round(each.repair_s, 3)
+    else:
+      wanted = 'kill', 'learner-1', 0.0
+    assert (fault.kind, fault.target, fault.hold_s) == wanted
+    targets[fault.target] += 1
+  assert set(targets) == {
+    'learner-0.0', 'learner-0.2', 'learner-0.4', 'learner-1',
+  }  # fmt: skip
+  assert len(plan) > 20
+
+
+def test_what_hits_a_learner_that_is_not_whole_is_left_out():
+  befalls, plan = of_fleet(SLICED)
+  assert len(plan) < len(befalls)
+  for one, other in itertools.pairwise(
+    fault for fault in plan if fault.process == 'learner-0'
+  ):
+    assert other.at_s >= one.end_s + RECOVERY_S
+
+
+def test_a_fleet_that_seldom_fails_has_a_short_plan():
+  befalls, plan = of_fleet(SLICED, chips=20_000)
+  assert len(befalls) < 10
+  assert len(plan) == len(befalls)

@@ -130,6 +130,7 @@ experiments: diloco.config.run_config diloco.config.simulation
 experiments/own_model.py: diloco.models.api experiments.common jax
 experiments/own_loop.py: diloco jax numpy optax
 experiments/tried.py: diloco.sweeps
+experiments/churn.py: diloco.fleets.failures experiments
 LAUNCH: CONFIG absl diloco.config.hardware diloco.metrics
   diloco.monitoring.monitor_flags diloco.pages.figures diloco.pages.text_tables
   diloco.protocol diloco.run.bind_policy diloco.run.initial_weights
@@ -145,7 +146,8 @@ launch/rendezvous.py: LAUNCH diloco.run.command diloco.transport.auth
 launch/train.py: LAUNCH diloco.data launch
 launch/epochs.py: LAUNCH diloco.data
 # It judges runs as the simulator would, and simulates their plans.
-launch/chaos: CONFIG absl diloco.config.data_section diloco.faults
+launch/chaos: CONFIG absl diloco.config.data_section diloco.config.simulation
+  diloco.faults diloco.fleets.failures
   diloco.metrics diloco.pages.text_tables diloco.prediction
   diloco.transport.sockets launch numpy rich
 """
