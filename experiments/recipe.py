@@ -75,13 +75,18 @@ def sweep(add):
     add(f'lock-step, M = {number}', changes, against=f'M = {number}')
   for name, changes in CONTROLS.items():
     add(f'M = 4, {name}', learners(4) | changes, against=LABEL)
-  for budget in BUDGETS:
-    length = scales.steps_of(round(budget * STEPS))
-    add(f'{LABEL}, tokens x {budget:g}', length | DATA_PARALLEL, against=LABEL)
+  for tokens in BUDGETS:
+    length = scales.steps_of(round(tokens * STEPS))
+    add(budget(tokens), length | DATA_PARALLEL, against=LABEL)
 
 
 def learners(number):
   return scales.learners(number, SEQUENCES)
+
+
+def budget(tokens):
+  """Returns the label of data-parallel with so many times the tokens."""
+  return f'{LABEL}, tokens x {tokens:g}'
 
 
 def place(number):

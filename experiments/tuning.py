@@ -3,7 +3,8 @@
 
 All choices of `recipe.py` are made here: on seeds 0 to 2, which no claim uses,
 and on one half of the held-out text. Data-parallel and M = 4 learners have the
-same list of peak and final rates; the outer step is chosen for each M. A rate
+same list of peak and final rates, with AdamW and with Muon; the outer step is
+chosen for each M. A rate
 is chosen for the mean and the spread over seeds, so that it lies below the edge
 from which on single runs are lost.
 
@@ -13,7 +14,7 @@ from which on single runs are lost.
 Look at: the loss of the average, and its standard deviation over seeds.
 """
 
-from experiments import recipe, scales
+from experiments import recipe
 
 HALF = 'first'
 RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3)
@@ -28,14 +29,18 @@ def get_config(arg=None):
 
 
 def sweep(add):
-  for side, changes in (
-    (recipe.LABEL, recipe.DATA_PARALLEL),
-    ('M = 4', scales.learners(4, recipe.SEQUENCES)),
-  ):
-    for final in FINALS:
-      for rate in RATES:
-        schedule = {'inner.lr': rate, 'inner.final_fraction': final}
-        add(f'{side}, rate {rate:g} to {final:g}', changes | schedule)
+  sides = {recipe.LABEL: recipe.DATA_PARALLEL, 'M = 4': recipe.learners(4)}
+  for optimizer in ('adamw', 'muon'):
+    for side, changes in sides.items():
+      for final in FINALS:
+        for rate in RATES:
+          label = f'{side}, {optimizer}, rate {rate:g} to {final:g}'
+          schedule = {
+            'inner.optimizer': optimizer,
+            'inner.lr': rate,
+            'inner.final_fraction': final,
+          }
+          add(label, changes | schedule)
   for number in recipe.LEARNERS:
     for rate, momentum in OUTER:
       add(

@@ -16,7 +16,15 @@ NAMES = sorted(
   path.stem
   for path in FOLDER.glob('*.py')
   if path.stem
-  not in ('__init__', 'common', 'own_loop', 'scales', 'study', 'tried')
+  not in (
+    '__init__',
+    'common',
+    'own_loop',
+    'scales',
+    'study',
+    'tried',
+    'wall_clock',
+  )
 )
 SIMULATIONS = sorted(simulation.STUDIES)
 RUNS = sorted(set(NAMES) - set(SIMULATIONS))

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a gap is worth, of losses that follow a known law."""
+
+import math
+
+import pytest
+
+from diloco.sweeps.records import Records
+from diloco.sweeps.sweep import SeedResult
+from experiments import recipe, wall_clock
+
+
+def law(tokens: float) -> float:
+  return 1.3 - 0.1 * math.log(tokens)
+
+
+LOSSES = {recipe.budget(x): law(x) for x in recipe.BUDGETS} | {
+  recipe.LABEL: law(1.0),
+  'M = 2': law(0.9),
+  'M = 4': law(0.7),
+  'M = 8': law(0.3),
+}
+
+
+def test_a_gap_is_the_tokens_that_data_parallel_needs_for_the_loss():
+  for label, share in (('M = 2', 0.9), ('M = 4', 0.7), ('M = 8', 0.3)):
+    assert wall_clock.tokens_worth(LOSSES, label) == pytest.approx(share)
+
+
+def test_equal_wall_clock_is_more_tokens_that_are_each_worth_less():
+  """Where no chip fails the gap is that of equal tokens."""
+  worth = {m: wall_clock.tokens_worth(LOSSES, f'M = {m}') for m in (2, 8)}
+  of_few, _, _, _, of_most = zip(
+    *(line.ys for line in wall_clock.of_fleets(LOSSES, worth))
+  )
+  gaps = [100 * (LOSSES[f'M = {m}'] / law(1.0) - 1) for m in (2, 8)]
+  assert all(0 < few < gap for few, gap in zip(of_few[1:], gaps[1:]))
+  assert of_most[1] < of_few[1] and of_most[0] < 0 < of_few[1]
+  wide = wall_clock.picture(LOSSES, worth).lines[1]
+  assert wide.ys[0] < wide.ys[-1], 'a narrow link hurts the other more'
+
+
+def test_only_the_claim_s_seeds_and_half_count(tmp_path):
+  kept = Records(tmp_path / 'kept.json')
+  for seed, loss in ((0, 9.0), (10, 2.0), (11, 4.0)):
+    halves = {'average_loss': (7.0, loss)}
+    made = SeedResult(5.0, 5.0, (), 1, 1.0, 1.0, 1.0, halves=halves)
+    kept.add('M = 2', seed, {'protocol.learners': 2}, made)
+  assert wall_clock.mean_losses(kept) == {'M = 2': 3.0}
