@@ -18,7 +18,8 @@ Seeds from 10 on, and the half of the held-out text that no choice has seen:
 
 Look at: the loss against data-parallel, and that of lock-step DiLoCo against
 ours.
-Arguments: learners=2, steps=6000, scale=150m (`scales.py`), quicktest.
+Arguments: learners=2, steps=6000, scale=150m (`scales.py`), paper (its M = 8,
+P = H = 24, τ = 2), quicktest.
 """
 
 from experiments import scales

@@ -21,6 +21,15 @@ TOKENS_PER_PARAMETER = 20  # Hoffmann et al., 2022: about compute-optimal.
 SMALL_STEPS = 2000
 SMALL = 'small'
 FINAL_EVAL_BATCHES = 256
+# Its P, H, τ, K, M and the cap of the grace window, in steps.
+PAPER = {
+  'fragments': 24,
+  'sync_every_steps': 24,
+  'overlap_steps': 2,
+  'quorum': 1,
+  'learners': 8,
+  'grace_cap_steps': 1.0,
+}
 
 # parameters: of the model, rounded; active: those that a token passes, where
 # these are fewer, and what its budget of tokens counts; batch: sequences per
@@ -94,7 +103,7 @@ SCALES = {
 def scaled(
   name: str, arg: str | None, sequences: int, small_steps: int = SMALL_STEPS
 ) -> ml_collections.ConfigDict:
-  """A configuration that takes learners=, steps=, scale= and quicktest.
+  """A configuration that takes learners=, steps=, scale=, paper and quicktest.
 
   Args:
     name: of the run.
@@ -103,13 +112,17 @@ def scaled(
     small_steps: inner steps at that scale, unless `arg` says how many.
   """
   args = common.parse_arg(
-    arg, quicktest=False, learners=4, steps=0, scale=SMALL
+    arg, quicktest=False, paper=False, learners=4, steps=0, scale=SMALL
   )
+  if args.paper:
+    args.learners = PAPER['learners']
   config = common.base()
   config.name = name
   config.protocol.update(
     learners=args.learners, overlap_steps=1, grace_cap_steps=1.0
   )
+  if args.paper:
+    config.protocol.update(PAPER)
   apply(config, args.scale)
   steps = args.steps
   if args.scale == SMALL:

@@ -69,6 +69,14 @@ def test_small_is_what_the_recipe_was_made_with():
   assert recipe.get_config('steps=6000').protocol.total_steps == 6000
 
 
+def test_the_paper_s_protocol_is_an_argument():
+  config = _build(recipe, 'small,paper')
+  protocol, data = config.protocol, config.data
+  assert (protocol.learners, data.shards, data.batch) == (8, 8, 4)
+  assert (protocol.fragments, protocol.sync_every_steps) == (24, 24)
+  assert (protocol.overlap_steps, protocol.quorum) == (2, 1)
+
+
 def test_no_such_scale():
   with pytest.raises(ValueError, match='must be one of small, 150m, 1b, 5b'):
     recipe.get_config('scale=2b')
