@@ -162,10 +162,10 @@ class SimulatedStage:
     )
 
   def lose_slice(self, target: str) -> None:
-    """Takes a slice from a learner."""
+    """Takes a slice from a learner, which starts again if it holds nothing."""
     cluster, learner = self._cluster, number_of(target)
     left = cluster.live_slices[learner] - 1
-    if left:
+    if left and cluster.learners[learner].held() is not None:
       cluster.reform(learner, left)
     else:
       self.kill(target)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the invariants of a whole simulated cluster, tokens included."""
 
+import collections
 import math
 from collections.abc import Callable
 
@@ -139,6 +140,11 @@ class ClusterObserver(Observer):
     self._theta = {(p, 0, crc_of(p, 0)) for p in range(config.fragments)}
     # By learner and incarnation.
     self._processes: dict[tuple[int, int], object] = {}
+    # Times that a learner went on with other slices: in all, of which the tape
+    # tells, and of these the ledger.
+    self._changes: collections.Counter[int] = collections.Counter()
+    self._told: dict[int, int] = {}
+    self._kept: dict[int, int] = {}
     self._newest: dict[int, object] = {}  # By learner.
     # Handles of copies made since a fragment was last taken in.
     self._copied: dict[tuple[object, int], set[int]] = {}
@@ -212,6 +218,7 @@ class ClusterObserver(Observer):
         case syncer_events.LogReformed():
           self._check_reformed(effect)
         case syncer_events.Publish():
+          self._kept = dict(self._told)
           self._check_weights(effect.shares)
           for share in effect.shares:
             self._check_merged(share, effect.fragment)
@@ -252,7 +259,13 @@ class ClusterObserver(Observer):
     said = effect.slices, effect.slices_of, effect.step
     due = world.slices, world.of, process.first_step
     hold(said == due, '6: other slices than it has', (effect, due))
-    fewer = effect.lost_steps < process.copy_steps
+    # It may have done so several times while no syncer was there; one that died
+    # counts again what it has not kept. These steps are then in those of this
+    # world, whose batch is another.
+    times = self._changes[effect.learner] - self._kept.get(effect.learner, 0)
+    self._told[effect.learner] = self._changes[effect.learner]
+    most = (process.copy_steps - 1) * (1 if times == 1 else times * world.of)
+    fewer = effect.lost_steps <= most
     hold(fewer, '6: lost more than is made between two copies', effect)
 
   def _check_merged(self, share: syncer_events.Share, p: int):
@@ -299,6 +312,7 @@ class ClusterObserver(Observer):
     if not process.world.reformed:
       return
     if old is not process:  # It has the steps that were merged of this one.
+      self._changes[process.id] += 1
       for p in range(self._config.fragments):
         merged_to = self._merged_to.get((old, p), 0)
         self._merged_to[process, p] = min(merged_to, process.first_step)

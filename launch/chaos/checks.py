@@ -420,10 +420,12 @@ def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
       case 'stopped':
         stopped.add(event.pid)
       case 'exited':
-        # Of several hosts, the last exit tells of the first to die, if that
-        # is another one, whose own exit was judged.
+        # Of several hosts, a later exit tells of the first to die, whose own
+        # exit is judged.
         reason = event.detail.partition(';')[0]
-        how = re.sub(rf'^{re.escape(learner)}(\.\d+)? ', '', reason)
+        of_another = re.match(rf'{re.escape(learner)}(\.\d+)? ', reason)
+        how = reason[of_another.end() :] if of_another else reason
+        another = of_another and of_another[0].strip() != event.process
         ours = event.pid in killed and how == 'died of SIGKILL'
         leaves = event.pid in stopped and (
           how in LEFT or (left[learner] and how == ABORTED)
@@ -432,7 +434,7 @@ def exits(events: Iterable[ProcessEvent], is_over: bool) -> list[str]:
         if event.pid in stopped and how in LEFT:
           left[learner].add(event.pid)
         over = is_over and how == LEFT[0]
-        if not (ours or leaves or goes_on or over):
+        if not (ours or leaves or goes_on or over or another):
           findings.append(f'{event.process} ({event.pid}) {reason}')
   return findings
 

@@ -324,14 +324,17 @@ def of_two_hosts(*story):
 def test_the_last_of_two_hosts_tells_of_the_first():
   """Issue: each kill of one host was an unwanted death of the other."""
   dead = ('.1', 'exited', 'died of SIGKILL')
+  planned_death = ('.1', 'killed', ''), dead
   other = (
     ('', 'stopped', 'SIGKILL: learner-0.1 is dead'),
     ('', 'exited', 'learner-0.1 died of SIGKILL; restart 1'),
   )
-  planned = of_two_hosts(('.1', 'killed', ''), dead, *other)
+  planned = of_two_hosts(*planned_death, *other)
   assert checks.exits(planned, is_over=False) == []
   by_itself = checks.exits(of_two_hosts(dead, *other), is_over=False)
   assert by_itself == ['learner-0.1 (9) died of SIGKILL']
+  # A slice that ends by itself, as the other is gone, is not told to.
+  assert checks.exits(of_two_hosts(*planned_death, other[1]), False) == []
 
 
 def test_slices_that_go_on_are_no_deaths_and_those_that_start_again_are():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a learner's process to its end, once its flags are read."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -108,7 +109,7 @@ def run(config: RunConfig, values: flags.FlagValues) -> int:
     return 1
   except (GroupLost, CheckpointGone) as error:
     process.end_world(error)
-    print(f'error: host {process_group.index}: {error}', file=sys.stderr)
+    _say_last(f'error: host {process_group.index}: {error}\n')
     _die(explained=True)
   except NotAdmitted as error:
     raise ConfigError([f'--token_file: {error}']) from None
@@ -183,7 +184,7 @@ def _join(process_group: ProcessGroup) -> HostGroup | HostConnection:
   """Ends the process where the learner's hosts do not all come together."""
 
   def lost(error: GroupLost) -> NoReturn:
-    print(f'error: --host={process_group.host}: {error}', file=sys.stderr)
+    _say_last(f'error: --host={process_group.host}: {error}\n')
     _die(explained=True)
 
   try:
@@ -196,8 +197,15 @@ def _die(explained: bool = False) -> NoReturn:
   """Exits at once: jax would wait for hosts that are gone, and abort."""
   if not explained:
     sys.excepthook(*sys.exc_info())
-  sys.stderr.flush()
+  _say_last('')
   os._exit(1)
+
+
+def _say_last(text: str):
+  """Prints before the process exits at once; a full disk takes no line."""
+  with contextlib.suppress(OSError):
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 def _memory(
@@ -408,8 +416,7 @@ class _Process:
     if step is None and not self._memory.path.exists():
       return  # No world has had a boundary yet.
     held = 'that of the last world' if step is None else f'step {step}'
-    print(f'a world ends, {held} is in memory: {why}', file=sys.stderr)
-    sys.stderr.flush()
+    _say_last(f'a world ends, {held} is in memory: {why}\n')
     os._exit(EXIT_SLICES)
 
   def _ending_world(
