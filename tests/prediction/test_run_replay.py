@@ -283,3 +283,22 @@ def test_measured_and_predicted_stand_side_by_side(workdir):
 def test_the_same_seeds_give_the_same_page(workdir):
   pages = [report.report(workdir.root, 2, silent) for _ in range(2)]
   assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize('at_s', [2.01, 10.0])
+def test_a_learner_of_slices_goes_on_or_starts_again_without_one(at_s):
+  """Before its first boundary it holds nothing, and starts as one that died."""
+  config = recorded.config()
+  sliced = dataclasses.replace(config.mesh, slices=2)
+  found = twin.simulate(
+    dataclasses.replace(config, mesh=sliced),
+    dataclasses.replace(SPEEDS, reform_s=1.5, first_reform_s=1.5),
+    (0.0, 2.0),
+    [Fault(0, at_s, 'kill_slice', 'learner-1.0')],
+    (0.0, 30.0),
+    seed=0,
+  )
+  steps = [step.end_s for step in found.steps if step.learner == 1]
+  assert any(step.learner == 1 and step.end_s > 25.0 for step in found.steps)
+  gone_s = 3.0 if at_s < 3.0 else 1.5
+  assert len([x for x in steps if at_s < x < at_s + 0.9 * gone_s]) <= 1
