@@ -3,16 +3,20 @@
 
 τ inner steps may pass between the snapshot of a fragment and its update. The
 progress made meanwhile is kept (rebase), lost (replace), or kept in part
-(interpolate). With τ = 0 all learners wait for the update; with a quorum of one
-as well, the work of a learner that was not merged is lost.
+(interpolate). An update is taken in when it is there, so the link is as slow as
+τ allows. With τ = 0 all learners wait for the update; with a quorum of one as
+well, the work of a learner that was not merged is lost.
 
-Look at: the loss against data-parallel by τ and rule, and `delay_steps` in the
-results, the steps that updates really took.
+Look at: the loss against data-parallel by τ and rule, and the delay, the steps
+that updates really took.
 """
 
 from experiments import study
 
 AXIS = 'τ, inner steps'
+FAST_S = 0.01  # Latency of the lab's link, one way, and a fragment's transfer,
+FAST_STEPS = 2.2  # over which an update takes so many steps.
+LATENCIES = 3  # From a copy to its update: offer, notice, and the pull's begin.
 
 
 get_config = study.base('overlap')
@@ -37,4 +41,10 @@ def sweep(add):
 
 
 def _taken_in(steps, blend):
-  return {'protocol.overlap_steps': steps, 'protocol.blend': blend}
+  latency_s = max(FAST_S, (steps - FAST_STEPS) / LATENCIES)  # A step is 1 s.
+  return {
+    'protocol.overlap_steps': steps,
+    'protocol.blend': blend,
+    'lab.latency_s': latency_s,
+    'lab.transfer_s': FAST_S,
+  }

@@ -8,7 +8,8 @@ import pytest
 from diloco.config import run_config
 from diloco.lab.run import train
 from diloco.run.spec import make_run_spec
-from experiments import common
+from diloco.sweeps import sweep
+from experiments import common, overlap, study
 
 
 def _in_the_lab(**lab) -> collections.Counter[int]:
@@ -35,3 +36,20 @@ def test_the_lab_takes_in_an_update_as_late_as_the_loop_would(
   delays = _in_the_lab(latency_s=latency_s)
   assert delays.most_common(1)[0][0] == expected, delays
   assert min(delays) >= 2, delays
+
+
+@pytest.mark.parametrize('tau', [2, 12])
+def test_the_study_of_overlap_has_the_delays_that_it_is_about(tau):
+  """Of its protocol and link, with a model that is small."""
+  config = study.base('overlap')('quicktest,learners=4')
+  config.model.update(kind='bowl', layers=8)
+  asked = study.base('overlap')()
+  config.protocol.update(
+    {k: asked.protocol[k] for k in ('fragments', 'sync_every_steps')},
+    total_steps=120,
+  )
+  variants = {x.label: x.changes for x in sweep.variants(overlap.sweep)}
+  config.update_from_flattened_dict(variants[f'τ = {tau}, rebase'])
+  run_spec = make_run_spec(run_config.build(config))
+  found = train(run_spec).tally.mean_delay_steps
+  assert found == pytest.approx(tau, rel=0.2)
