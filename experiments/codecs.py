@@ -23,6 +23,7 @@ def sweep(add):
     'int4 up': {'codec.down': 'f32'},
     'int4 down': {'codec.up': 'f32'},
   }
+  variants['e3m0'] = both('experiments.e3m0:make')
   for codec in ('int4', 'int2', 'int1'):
     variants[f'{codec}, no error feedback'] = both(codec) | {
       'codec.error_feedback': False

@@ -4,12 +4,14 @@
 import importlib
 import pathlib
 
+import numpy as np
 import pytest
 
 import experiments
-from diloco.config import lab_section, run_config, simulation
+from diloco.config import lab_section, run_config, sections, simulation
+from diloco.numerics import codec
 from diloco.sweeps import sweep
-from experiments import baselines, common
+from experiments import baselines, common, e3m0
 
 FOLDER = pathlib.Path(experiments.__file__).parent
 NAMES = sorted(
@@ -19,6 +21,7 @@ NAMES = sorted(
   not in (
     '__init__',
     'common',
+    'e3m0',
     'own_loop',
     'scales',
     'study',
@@ -109,3 +112,15 @@ def test_arguments_are_typed_by_their_defaults():
 def test_a_wrong_argument_is_named(arg, message):
   with pytest.raises(ValueError, match=message):
     common.parse_arg(arg, quick=False, learners=2)
+
+
+def test_e3m0_has_its_levels_to_the_nearest():
+  made = codec.check_codec(e3m0.make(sections.CodecConfig()))
+  scale = 4.0  # A power of two: a bf16 as it is.
+  levels = [0.0, *(scale * 2.0**k for k in range(-6, 1))]
+  x = np.array([*levels, *(-each for each in levels[1:])], np.float32)
+  np.testing.assert_array_equal(made.decode(made.encode(x), x.size), x)
+  between = np.array([4.0, 2.9, 3.1, -0.04, 0.02, -1.49], np.float32)
+  found = made.decode(made.encode(between), between.size)
+  np.testing.assert_array_equal(found, [4.0, 2.0, 4.0, -0.0625, 0.0, -1.0])
+  assert codec.value_bytes(made) == 0.515625  # As int4.
