@@ -11,6 +11,7 @@ from diloco.sweeps import making, records, sweep
 from diloco.sweeps.records import Records
 from diloco.sweeps.sweep import BadResult, SeedResult, Variant
 from experiments import tests_tiny
+from tests import commands
 
 ROWS = (
   Variant('base', {}),
@@ -155,3 +156,70 @@ def test_a_configuration_is_flat_and_as_json_has_it():
   found = records.flat(config)
   assert found == json.loads(json.dumps(found))
   assert found['outer.lr'] == config.outer.lr
+
+
+# By the command ---------------------------------------------------------------
+
+EXPERIMENT = """
+from experiments import tests_tiny
+
+FIRST_SEED, HALF = 10, 'second'
+get_config = tests_tiny.get_config
+
+def sweep(add):
+  add('base', {})
+  add('other', {'outer.lr': 0.25}, against='base')
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path):
+  """A file beside which six seeds of each variant are kept."""
+  path = tmp_path / 'mine.py'
+  path.write_text(EXPERIMENT)
+  (tmp_path / records.FOLDER).mkdir()
+  kept = Records(records.path_of(str(path)))
+  for seed in range(10, 16):
+    for label, config in asked(tmp_path).configs.items():
+      halves = {'loss': (9.0, LOSSES[label])}
+      made = result(5.0, average_loss=5.0, halves=halves)
+      kept.add(label, seed, records.flat(config), made)
+  return path
+
+
+def lab(experiment, *flags, **how):
+  words = '-m', 'diloco.lab', f'--config={experiment}', '--sweep', *flags
+  return commands.python(
+    *words, cwd=experiment.parent, PYTHONPATH=str(commands.ROOT), **how
+  )
+
+
+def test_the_command_of_a_claim_takes_what_is_kept(experiment):
+  """Its seeds and its half of the text are the file's; no run is made."""
+  done = lab(experiment, '--until_width=0.003')
+  assert done.returncode == 0, done.stderr
+  assert f'12 runs were made before: {experiment.parent}/records' in done.stderr
+  assert '+5.00 ± 0.00 %' in done.stdout
+  assert 'all within ± 0.3 %, with 6 seeds from 10 on' in done.stdout
+  assert (experiment.parent / 'runs' / 'mine' / 'other' / 'seed-15').is_dir()
+
+
+@pytest.mark.parametrize(
+  'flags, message',
+  [
+    (['--seeds=two'], '--seeds=two: must be a number of seeds, or FIRST:LAST'),
+    (['--seeds=5:5'], '--seeds=5:5: must be a number of seeds, or FIRST:LAST'),
+    (['--half=third'], 'third'),
+  ],
+)
+def test_what_makes_no_sense_is_named(experiment, flags, message):
+  done = lab(experiment, *flags)
+  assert done.returncode == commands.EXIT_CONFIG
+  assert message in done.stderr
+  assert not (experiment.parent / 'runs').exists()
+
+
+def test_a_run_needs_a_folder(experiment):
+  words = '-m', 'diloco.lab', f'--config={experiment}'
+  [said] = commands.refused(*words)
+  assert '--workdir: is missing' in said
