@@ -2,12 +2,15 @@
 """How few bits per value can the exchange use without a higher loss?
 
 One variant for each codec in both directions, two with int4 in one direction
-and f32 in the other, and three without the syncer's error feedback.
+and f32 in the other, three without the syncer's error feedback, and four in
+which learners, too, add what an offer lost by rounding to their next one.
 
 Look at: the loss against data-parallel by codec.
 """
 
 from experiments import study
+
+E3M0 = 'experiments.e3m0:make'
 
 get_config = study.base('codecs')
 
@@ -16,16 +19,18 @@ def sweep(add):
   def both(codec):
     return {'codec.up': codec, 'codec.down': codec}
 
-  variants = {
-    codec: both(codec) for codec in ('f32', 'bf16', 'int8', 'int2', 'int1')
-  }
-  variants |= {
-    'int4 up': {'codec.down': 'f32'},
-    'int4 down': {'codec.up': 'f32'},
-  }
-  variants['e3m0'] = both('experiments.e3m0:make')
-  for codec in ('int4', 'int2', 'int1'):
-    variants[f'{codec}, no error feedback'] = both(codec) | {
+  whole = {codec: both(codec) for codec in ('f32', 'bf16', 'int8')}
+  few = {'e3m0': both(E3M0), 'int2': both('int2'), 'int1': both('int1')}
+  variants = (
+    whole
+    | few
+    | {'int4 up': {'codec.down': 'f32'}, 'int4 down': {'codec.up': 'f32'}}
+  )
+  for codec, changes in {'int4': {}, **few}.items():
+    variants[f'{codec}, no error feedback'] = changes | {
       'codec.error_feedback': False
+    }
+    variants[f'{codec}, feedback on both legs'] = changes | {
+      'lab.up_feedback': True
     }
   study.add_variants(add, variants)

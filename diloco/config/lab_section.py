@@ -80,6 +80,9 @@ class LabConfig(Section, section='lab'):
   visit_until: Share = 1.0  # Share at which they are told to leave.
   # Global steps between evaluations; 0: at the end.
   eval_every_steps: Whole = 0
+  # Learners add the rounding error of an offer that was merged to their next
+  # one, as the syncer does to its updates (codec.error_feedback).
+  up_feedback: bool = False
   # Share of the run, at its start, that is data-parallel: all learners begin
   # with its parameters and moments. Nothing fails before that.
   start_fraction: ShareBelow1 = 0.0

@@ -135,6 +135,9 @@ class LearnerArrays:
     self._own = LocalDelta(programs, blend, dict(enumerate(bases)), params)
     self.base_crcs = list(start.crcs)
     self._host = whole_replica(run_spec, bases, start.versions)
+    self._feedback = (
+      UpFeedback(run_spec) if run_spec.config.lab.up_feedback else None
+    )
     self._donated: Donated | None = None
     self._schedule = run_spec.schedule()
     self._dataset = run_spec.dataset(learner)
@@ -177,6 +180,8 @@ class LearnerArrays:
 
   def offer(self, effect: learner_events.Snapshot, copy) -> np.ndarray:
     theta, reference = copy
+    if self._feedback:
+      return self._feedback.encode(effect, reference, theta)
     pieces = self._run_spec.layout.fragments[effect.fragment]
     return payload_parts.encode(reference, theta, pieces, self._run_spec.up)
 
@@ -213,6 +218,8 @@ class LearnerArrays:
     p = effect.fragment
     held = self._host.held()[p]
     self.base_crcs[p] = held.crc
+    if self._feedback:
+      self._feedback.merged(p, effect.handle)
     placed = self._programs.put_fragment(p, held.theta)
     self._params = self._own.take_in(
       p, self._params, held.theta, placed, effect, training
@@ -226,6 +233,41 @@ class LearnerArrays:
   def save(self) -> SavedLearner:
     bases = [self._own.bases[p] for p in sorted(self._own.bases)]
     return SavedLearner(on_host(self._params), on_host(self._inner), bases)
+
+
+class UpFeedback:
+  """Adds what a merged offer of a fragment did not send to its next ones."""
+
+  def __init__(self, run_spec: RunSpec):
+    self._run_spec = run_spec
+    self._residuals: dict[int, Arrays] = {}  # Of the last merged offers.
+    # Of offers that may still be merged, by fragment and handle.
+    self._unsent: dict[tuple[int, int], Arrays] = {}
+
+  def encode(
+    self, snapshot: learner_events.Snapshot, reference: Arrays, theta: Arrays
+  ) -> np.ndarray:
+    """Returns the bytes of reference − θ + residual."""
+    p, up = snapshot.fragment, self._run_spec.up
+    pieces = self._run_spec.layout.fragments[p]
+    if p in self._residuals:
+      reference = outer.add(on_host(reference), self._residuals[p])
+    data = payload_parts.encode(reference, theta, pieces, up)
+    sent, _ = payload_parts.decode(data, pieces, up)
+    self._unsent[p, snapshot.handle] = {
+      name: np.asarray(reference[name]) - np.asarray(theta[name]) - x
+      for name, x in sent.items()
+    }
+    return data
+
+  def merged(self, p: int, handle: int):
+    """Notes which offer was merged; handles ascend, 0 is none."""
+    if (p, handle) not in self._unsent:
+      return
+    self._residuals[p] = self._unsent[p, handle]
+    for q, old in [*self._unsent]:
+      if q == p and old <= handle:
+        del self._unsent[q, old]
 
 
 class SyncerArrays:

@@ -3,16 +3,19 @@
 
 import collections
 import functools
+import types
 
 import numpy as np
 import pytest
 
 from diloco.config import run_config
 from diloco.lab.outputs import LabObserver
+from diloco.lab.process_arrays import UpFeedback
 from diloco.lab.run import train
 from diloco.learner.programs import LearnerPrograms
 from diloco.metrics import names
 from diloco.numerics.schedule import make_schedule
+from diloco.run import payload_parts
 from diloco.run.spec import make_run_spec
 from experiments import common
 
@@ -185,3 +188,29 @@ def test_the_bias_of_a_mixture_of_experts_is_averaged():
   # f32 both ways would be whole steps; int4 rounds them, once each way.
   bias = trained.parameters['layers/mlp/router_bias']
   assert 0 < np.abs(bias).max() < 12 * 2.0**-6
+
+
+def test_what_a_merged_offer_did_not_send_comes_with_the_next():
+  """Of one that is not merged nothing is kept: the next has its progress."""
+  config = common.quicktest(common.base())
+  config.model.update(kind='bowl', layers=2)
+  config.protocol.update(fragments=1)
+  config.codec.up = 'int2'
+  run_spec = make_run_spec(run_config.build(config))
+  (pieces,) = run_spec.layout.fragments
+  feedback, rng = UpFeedback(run_spec), np.random.default_rng(0)
+  zeros = {x.name: np.zeros(x.shape, np.float32) for x in pieces}
+  wanted = {x.name: rng.normal(size=x.shape) for x in pieces}
+  given, sum_ = {k: np.float32(x) for k, x in wanted.items()}, dict(zeros)
+  for handle in range(1, 41):
+    offer = types.SimpleNamespace(fragment=0, handle=handle)
+    data = feedback.encode(offer, given, zeros)
+    if handle % 2:
+      continue
+    feedback.merged(0, handle)
+    sent, _ = payload_parts.decode(data, pieces, run_spec.up)
+    sum_ = {k: sum_[k] + sent[k] for k in sent}
+  for name, x in wanted.items():
+    # Twenty merged offers are one rounding off, not twenty.
+    assert np.abs(sum_[name] / 20 - x).mean() < 0.05
+    assert np.abs(sent[name] - x).mean() > 0.2
