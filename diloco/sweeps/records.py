@@ -122,7 +122,7 @@ def _line(label: str, seed: int, changes: Flat, result: SeedResult) -> str:
   fields = {
     name: _rounded(value)
     for name, value in sweep.fields_of(result).items()
-    if value is not None and value != {}
+    if value is not None and value != {} and value == value  # Not NaN.
   }
   return json.dumps(
     {'label': label, 'seed': seed, 'changes': changes, **fields}

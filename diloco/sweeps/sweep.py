@@ -190,7 +190,8 @@ def result_of(fields: Mapping) -> SeedResult:
   """Returns the result that was written as these fields."""
   halves = {k: tuple(x) for k, x in fields.get('halves', {}).items()}
   curve = tuple(map(tuple, fields['curve']))
-  return SeedResult(**{**fields, 'curve': curve, 'halves': halves})
+  made = {'learners_loss': math.nan, **fields}  # Kept where it was measured.
+  return SeedResult(**{**made, 'curve': curve, 'halves': halves})
 
 
 def fields_of(result: SeedResult) -> dict:

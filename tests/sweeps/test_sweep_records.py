@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
@@ -104,6 +105,15 @@ def test_the_file_has_a_line_a_run_and_all_of_its_result(tmp_path):
   assert found == dataclasses.replace(
     full, loss=seven, learners_loss=seven, curve=curve
   )
+
+
+def test_what_was_not_measured_is_left_out_of_the_file(tmp_path):
+  kept = Records(tmp_path / 'kept.json')
+  kept.add('base', 3, {'outer.lr': 0.6}, result(1.5, learners_loss=math.nan))
+  json.loads(kept.path.read_text(), parse_constant=pytest.fail)
+  [(_, found)] = Records(kept.path).of_seed(3)
+  assert math.isnan(found.learners_loss)
+  assert found.average_loss is None
 
 
 @pytest.mark.parametrize('text', ['[]', '{', '{"config": {}, "runs": [{}]}'])
