@@ -21,8 +21,6 @@ AWAY = 100.0  # Steps.
 LOST = 12.0  # Steps of a dying learner that are lost with it: H/2.
 TWIN = 'no failures'
 LEARNERS = 4
-
-
 CHIPS = (150_000, 300_000)
 STEP_S = 8.0  # Of the fleets, as in `goodput.py`.
 

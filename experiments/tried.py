@@ -27,18 +27,17 @@ def main() -> None:
 
 def table(kept: Records, half: int | None) -> list[str]:
   """Returns the lines of a table with a row for each configuration."""
-  rows: dict[str, list] = {}
+  rows: dict[str, dict[int, sweep.SeedResult]] = {}
   for label, seed, _, result in kept.runs:
-    rows.setdefault(label, []).append((seed, result))
+    rows.setdefault(label, {})[seed] = result
   lines = [_line(COLUMNS), _line('---' for _ in COLUMNS)]
   for label, runs in rows.items():
-    results = [result for _, result in sorted(runs, key=lambda run: run[0])]
     losses = (
-      [result.loss_of(sweep.Measure(name, half)) for result in results]
+      [result.loss_of(sweep.Measure(name, half)) for result in runs.values()]
       for name in making.LOSSES
     )
-    seeds = ', '.join(str(seed) for seed, _ in sorted(runs, key=lambda r: r[0]))
-    codes = ', '.join(sorted({result.code for result in results}))
+    seeds = ', '.join(map(str, sorted(runs)))
+    codes = ', '.join(sorted({result.code for result in runs.values()}))
     lines.append(_line((label, seeds, *map(_mean, losses), codes)))
   return lines
 

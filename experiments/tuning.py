@@ -4,9 +4,8 @@
 All choices of `recipe.py` are made here: on seeds 0 to 2, which no claim uses,
 and on one half of the held-out text. Data-parallel and M = 4 learners have the
 same list of peak and final rates, with AdamW and with Muon; the outer step is
-chosen for each M. A rate
-is chosen for the mean and the spread over seeds, so that it lies below the edge
-from which on single runs are lost.
+chosen for each M. A rate is chosen for the mean and the spread over seeds, so
+that it lies below the edge from which on single runs are lost.
 
   python -m diloco.lab --config=experiments/tuning.py --sweep
   python -m experiments.tried

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is the gap worth? python -m experiments.wall_clock [PICTURE.png]
+"""Prints what the gap is worth in tokens and in time, and draws a picture.
+
+  python -m experiments.wall_clock [PICTURE.png]
 
 From the results of `recipe.py`: the tokens with which data-parallel reaches the
 loss of M learners, by its runs with other budgets; and the loss of both after

@@ -49,7 +49,7 @@ class SavedLearner:
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-  """Where all learners begin, on the host.
+  """The parameters and moments with which all learners begin, on the host.
 
   Attributes:
     inner: None: a fresh state of the inner optimizer.

@@ -164,7 +164,10 @@ def plan(of_processes: bool) -> Sweep:
     raise ConfigError(problems)
   configs = flags.load(build=lambda base: make_configs(base.to_dict(), rows))
   with flags.refusing(sweep.BadResult):
-    check(configs, rows, seeds, root, of_processes)
+    # Of all seeds that may be added, too.
+    most = SEEDS_MAX if values.until_width is not None else len(seeds)
+    checked = range(seeds[0], seeds[0] + max(most, len(seeds)))
+    check(configs, rows, checked, root, of_processes)
     kept = Records(None if of_processes else _records_path())
   return Sweep(
     root, tuple(rows), configs, seeds, values.until_width, _asked_half(), kept

@@ -45,6 +45,7 @@ from launch.program import SYNCER
 
 KINDS = faults.performed_by(RealStage)
 FLEET = FailuresConfig()  # That of the simulations.
+OF_FLEET = 'mtbi_days', 'repair_s'  # Flags beside --chips.
 EXAMPLE = 'experiments/tests_tiny.py'
 # What the run is judged by. The command ends the run.
 KEYS = (
@@ -110,19 +111,16 @@ def _problems(argv, config: RunConfig):
       continue
     if not _is_relayed(config) and _is_of_links(kind):
       yield f'--kinds={kind}: hits a link, which needs {PLANE}={RELAYED}'
-  of_fleet = values.chips is not None
-  ours, others = (
-    ('chips', 'mtbi_days', 'repair_s'),
-    ('kinds', 'faults_per_hour'),
-  )
-  for name in others if of_fleet else ours[1:]:
+  vain, why = OF_FLEET, 'only for'
+  if values.chips is not None:
+    vain, why = ('kinds', 'faults_per_hour'), 'not for'
+  for name in vain:
     if values[name].present:
       yield (
-        f'--{name}={values[name].value}: is '
-        f'{"not for" if of_fleet else "only for"} the failures of a fleet, '
+        f'--{name}={values[name].value}: is {why} the failures of a fleet, '
         'which --chips asks for'
       )
-  for name in ours[1:]:
+  for name in OF_FLEET:
     if not values[name].value > 0:
       yield f'--{name}={values[name].value:g}: must be above 0'
   if not values.minutes > 0:

@@ -40,7 +40,7 @@ def test_the_lab_takes_in_an_update_as_late_as_the_loop_would(
 
 @pytest.mark.parametrize('tau', [2, 12])
 def test_the_study_of_overlap_has_the_delays_that_it_is_about(tau):
-  """Of its protocol and link, with a model that is small."""
+  """Runs the protocol of the study over its link, with a small model."""
   config = study.base('overlap')('quicktest,learners=4')
   config.model.update(kind='bowl', layers=8)
   asked = study.base('overlap')()
