@@ -126,7 +126,7 @@ setuptools.setup(
       'backends/gke.yaml',
       'backends/*.sh',
     ],
-    'diloco.experiments': ['README.md', 'tasks/*'],
+    'diloco.experiments': ['README.md', 'records/*', 'tasks/*'],
   },
   ext_modules=[BLOCKS],
   entry_points={'console_scripts': ['diloco=diloco.__main__:main']},
