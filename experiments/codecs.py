@@ -2,15 +2,17 @@
 """How few bits per value can the exchange use without a higher loss?
 
 One variant for each codec in both directions, two with int4 in one direction
-and f32 in the other, three without the syncer's error feedback, and four in
-which learners, too, add what an offer lost by rounding to their next one.
+and f32 in the other, some without the syncer's error feedback, some in which
+learners, too, add what an offer lost by rounding to their next one, and int4 of
+which offers are rounded at random.
 
 Look at: the loss against data-parallel by codec.
 """
 
 from experiments import study
 
-E3M0 = 'experiments.e3m0:make'
+E3M0 = 'experiments.four_bits:e3m0'
+AT_RANDOM = 'experiments.four_bits:at_random'
 
 get_config = study.base('codecs')
 
@@ -25,6 +27,7 @@ def sweep(add):
     whole
     | few
     | {'int4 up': {'codec.down': 'f32'}, 'int4 down': {'codec.up': 'f32'}}
+    | {'int4, offers rounded at random': {'codec.up': AT_RANDOM}}
   )
   for codec, changes in {'int4': {}, **few}.items():
     variants[f'{codec}, no error feedback'] = changes | {

@@ -1,56 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints every setting that was tried, as a table: python -m experiments.tried
+"""Writes the tables of the lab's studies: python -m experiments.tried
 
-From the results in `experiments/records`, one table for each experiment, in
-Markdown: mean and standard deviation over seeds of the loss on the half of the
-held-out text that the experiment is compared on, at the end of the run and of
-the average over its last steps.
+From the results in `experiments/records` into its README.md, a section for each
+experiment: every variant that has a result, with intervals of the differences,
+on the seeds and the half of the held-out text that the experiment asks for.
+Runs of other seeds, or of settings that the file no longer has, follow, so that
+all that was tried is listed.
 """
 
+import importlib
 import pathlib
-import runpy
-import statistics
+from collections.abc import Sequence
 
-from diloco.sweeps import making, sweep
-from diloco.sweeps.records import FOLDER, Records
+from diloco.sweeps import making, records, sweep
 
-HERE = pathlib.Path(__file__).parent
-COLUMNS = 'setting', 'seeds', 'loss', 'average', 'code'
+HERE = pathlib.Path(__file__).parent / records.FOLDER
+HEAD = """\
+# Results of the lab's studies
+
+Written by `python -m experiments.tried` from the files beside it, which a sweep
+adds to. Losses in nats per byte on held-out text, ± their standard deviation
+over seeds; a difference is the mean of those paired by seed, with its 95 %
+interval by Student's t; "code" is the fingerprint of the code that made the
+runs.
+"""
 
 
 def main() -> None:
-  for path in sorted((HERE / FOLDER).glob('*.json')):
-    half = runpy.run_path(str(HERE / f'{path.stem}.py')).get('HALF', '')
-    print(f'`{path.stem}.py`, on {half or "all"} of the held-out text\n')
-    print('\n'.join(table(Records(path), making.HALVES[half])), end='\n\n')
+  (HERE / 'README.md').write_text(text())
 
 
-def table(kept: Records, half: int | None) -> list[str]:
-  """Returns the lines of a table with a row for each configuration."""
-  rows: dict[str, dict[int, sweep.SeedResult]] = {}
-  for label, seed, _, result in kept.runs:
-    rows.setdefault(label, {})[seed] = result
-  lines = [_line(COLUMNS), _line('---' for _ in COLUMNS)]
-  for label, runs in rows.items():
-    losses = (
-      [result.loss_of(sweep.Measure(name, half)) for result in runs.values()]
-      for name in making.LOSSES
-    )
-    seeds = ', '.join(map(str, sorted(runs)))
-    codes = ', '.join(sorted({result.code for result in runs.values()}))
-    lines.append(_line((label, seeds, *map(_mean, losses), codes)))
-  return lines
+def text() -> str:
+  """Returns the page."""
+  return '\n'.join([HEAD, *map(section, sorted(HERE.glob('*.json')))])
 
 
-def _mean(losses) -> str:
-  if None in losses:
-    return ''
-  mean, spread = statistics.fmean(losses), sweep.spread(losses)
-  return f'{mean:.4f} ± {spread:.4f}' if len(losses) > 1 else f'{mean:.4f}'
+def section(path: pathlib.Path) -> str:
+  """Returns the tables of an experiment, in Markdown."""
+  module = importlib.import_module(f'experiments.{path.stem}')
+  kept, rows = records.Records(path), sweep.variants(module.sweep)
+  results = making.kept_results(kept, module.get_config().to_dict(), rows)
+  first, half = (
+    getattr(module, name, default) for name, default in making.OF_SWEEP.items()
+  )
+  results = {
+    label: {seed: x for seed, x in each.items() if seed >= first}
+    for label, each in results.items()
+  }
+  question, _, _ = module.__doc__.partition('\n\n')
+  seeds = sorted({seed for each in results.values() for seed in each})
+  of_text = f'the {half} half' if half else 'all'
+  lines = [
+    f'## `{path.stem}.py`\n',
+    f'{question}\n',
+    f'    python -m diloco.lab --config=experiments/{path.stem}.py --sweep\n',
+    f'Seeds {", ".join(map(str, seeds))}; {of_text} of the held-out text.\n',
+  ]
+  compared = (
+    sweep.compare(results, rows, sweep.Measure(name, making.HALVES[half]))
+    for name in making.LOSSES
+  )
+  lines += markdown(*making.columns_and_cells(*compared))
+  if former := _former(kept, results):
+    lines += ['\nOf other seeds, or of settings that the file no longer has:\n']
+    lines += markdown(('setting', 'seed', 'loss', 'code'), former)
+  return '\n'.join([*lines, ''])
 
 
-def _line(cells) -> str:
-  return f'| {" | ".join(map(str, cells))} |'
+def _former(kept: records.Records, results) -> list[list[str]]:
+  """Returns the runs that are no result of a variant of now."""
+  now = [id(x) for each in results.values() for x in each.values()]
+  return [
+    [label, str(seed), f'{result.loss:.4f}', result.code]
+    for label, seed, _, result in kept.runs
+    if id(result) not in now
+  ]
+
+
+def markdown(
+  columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> list[str]:
+  """Returns the lines of a table."""
+  return [
+    f'| {" | ".join(cells)} |'
+    for cells in (columns, ['---'] * len(columns), *rows)
+  ]
 
 
 if __name__ == '__main__':

@@ -48,12 +48,19 @@ def main(path: str | None) -> None:
 def mean_losses(kept: records.Records) -> Losses:
   """Returns the loss of the average by label, over the seeds of the claim."""
   measure = sweep.Measure(making.AVERAGE, making.HALVES[recipe.HALF])
-  found: dict[str, list[float]] = {}
-  for label, seed, _, result in kept.runs:
-    loss = result.loss_of(measure)
-    if seed >= recipe.FIRST_SEED and loss is not None:
-      found.setdefault(label, []).append(loss)
-  return {label: statistics.fmean(each) for label, each in found.items()}
+  base, rows = recipe.get_config().to_dict(), sweep.variants(recipe.sweep)
+  losses = {
+    label: [
+      loss
+      for seed, result in results.items()
+      if seed >= recipe.FIRST_SEED
+      and (loss := result.loss_of(measure)) is not None
+    ]
+    for label, results in making.kept_results(kept, base, rows).items()
+  }
+  return {
+    label: statistics.fmean(each) for label, each in losses.items() if each
+  }
 
 
 def curve(losses: Losses) -> list[tuple[float, float]]:

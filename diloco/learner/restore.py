@@ -41,6 +41,7 @@ class RestoredState:
     host: the host's copy of Θ, which holds the bases of θ.
     start: what the machine knows of this state.
     source: origin of the state, for the event log.
+    progress: of a boundary in the memory of slices, JSON; '' of another state.
   """
 
   params: Params
@@ -48,6 +49,7 @@ class RestoredState:
   host: Replica
   start: Start
   source: Source
+  progress: str = ''
 
 
 class CheckpointGone(Exception):
@@ -102,7 +104,9 @@ def restore(
     ]
     host = Replica(run_spec, held, slice_map, programs.holding.host)
     at = Source(kind, records.learner, progress['process'], progress['step'])
-    return RestoredState(params, state, host, _start(progress, kind), at)
+    kept = source.progress if kind == 'slice' else ''
+    start = _start(progress, kind)
+    return RestoredState(params, state, host, start, at, kept)
 
   saved = None
   step = None if source is None else source.step

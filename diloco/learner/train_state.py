@@ -151,6 +151,17 @@ class SteppingState(TrainState):
     self._batches = None  # They are read once training has begun.
     self._rows = 0  # Taken of the data shard.
     self._batch = run_spec.config.data.batch
+    if memory is not None and restored.progress:
+      # What another slice gave is here, too, before that one may be lost.
+      memory.note(
+        Boundary(
+          restored.source.step,
+          self.params,
+          self.inner_state,
+          dict(self.own.bases),
+          restored.progress,
+        )
+      )
 
   def perform(self, order, argument: Any = None):
     if isinstance(order, host_messages.MakeStep):

@@ -62,6 +62,7 @@ class Process:
   bootstrap: list[int]  # As reported, before its first step.
   offers: dict[tuple[int, int], int]  # (p, handle) -> position of the copy.
   taken_in: set[tuple[int, int]]  # (p, handle) of merges that it knows of.
+  parent: int | None = None  # Number of the one whose state it went on from.
   end: str | None = None  # Reason of its end, if known.
 
 
@@ -88,17 +89,25 @@ class TokenAccount:
 
   # What happened --------------------------------------------------------------
 
-  def begin(self, number: int, position: int, counts: Sequence[int]) -> Process:
+  def begin(
+    self,
+    number: int,
+    position: int,
+    counts: Sequence[int],
+    parent: int | None = None,
+  ) -> Process:
     """Notes the start of a process.
 
     Args:
       position: the learner's own tokens, as the process knows them.
       counts: by fragment, the position from which θ_p has progress.
+      parent: number of the process whose state it goes on from; None: unknown,
+        or none's.
     """
     zeros = [0] * self._fragments
     process = Process(
       position, tuple(counts), position, list(counts), [*zeros], [*zeros],
-      {}, set(),
+      {}, set(), parent,
     )  # fmt: skip
     self.processes[number] = process
     return process
@@ -156,6 +165,19 @@ class _Unheard:
   high: int
 
 
+def _aside(number: int, later: Sequence[tuple[int, Process]]) -> int:
+  """Returns how many processes lie between one and the next that goes on with
+  its state.
+
+  As where a slice comes back whose memory is further than what the others had
+  to begin again with meanwhile. 0 where they all go on from there, or back.
+  """
+  for i, (_, process) in enumerate(later):
+    if process.parent == number and process.first > later[0][1].first:
+      return i
+  return 0
+
+
 class _Balance:
   """The balance of one fragment of one learner, computed process by process."""
 
@@ -176,28 +198,15 @@ class _Balance:
     self._unheard: list[_Unheard] = []
 
   def row(self) -> TokenCounts:
-    p, pending, settled = self._p, 0, 0
-    for i, (number, process) in enumerate(self._processes):
-      self._overwritten += process.overwritten[p]
-      self._lost[BOOTSTRAP] += process.bootstrap[p]
-      settled = max(settled, self._skip(settled, process.first_counts[p]))
-      self._unheard += self._unheard_of(number, process)
-      # Progress settled by an earlier process is claimed twice.
-      first, now = process.first_counts[p], process.counts[p]
-      again = max(0, min(settled, now) - first)
-      self._take_back(again, bool(process.bootstrap[p]))
-      settled = max(settled, now)
-      following = self._processes[i + 1 : i + 2]
-      cut = following[0][1].first if following else process.last
-      left = self._close(number, process, settled, cut)
-      if following:
-        self._lost[process.end or DIED] += left
-        settled = min(settled, cut)
-        continue
-      pending = process.last - settled
+    pending = 0
+    if self._processes:
+      settled = self._settled_by(self._processes, 0)
+      number, last = self._processes[-1]
+      self._close(number, last, settled, last.last)
+      pending = last.last - settled
       pending -= sum(gap.high - gap.low for gap in self._unheard)
-      if process.end is not None:
-        self._lost[process.end] += pending
+      if last.end is not None:
+        self._lost[last.end] += pending
         pending = 0
     self._lose_void()
     return TokenCounts(
@@ -207,6 +216,60 @@ class _Balance:
       tuple(sorted((k, n) for k, n in self._lost.items() if n)),
       pending,
     )
+
+  def _settled_by(
+    self, processes: Sequence[tuple[int, Process]], settled: int
+  ) -> int:
+    """Returns the position up to which all is merged, overwritten or lost, as
+    the last of some processes ends.
+    """
+    while True:
+      (number, process), *later = processes
+      settled = self._settled_in(number, process, settled)
+      if not later:
+        return settled
+      aside = _aside(number, later)
+      if aside:
+        settled = self._settle_aside(later[:aside], settled)
+      processes = later[aside:]
+      cut = processes[0][1].first
+      self._lost[process.end or DIED] += self._close(
+        number, process, settled, cut
+      )
+      settled = min(settled, cut)
+
+  def _settled_in(self, number: int, process: Process, settled: int) -> int:
+    p = self._p
+    self._overwritten += process.overwritten[p]
+    self._lost[BOOTSTRAP] += process.bootstrap[p]
+    settled = max(settled, self._skip(settled, process.first_counts[p]))
+    self._unheard += self._unheard_of(number, process)
+    # Progress settled by an earlier process is claimed twice.
+    first, now = process.first_counts[p], process.counts[p]
+    again = max(0, min(settled, now) - first)
+    self._take_back(again, bool(process.bootstrap[p]))
+    return max(settled, now)
+
+  def _settle_aside(
+    self, processes: Sequence[tuple[int, Process]], settled: int
+  ) -> int:
+    """Settles processes with whose state none goes on.
+
+    Returns:
+      The new `settled`: of what they had in common with the one before them,
+      they may have settled more.
+    """
+    branch, unheard = processes[0][1].first, self._unheard
+    self._unheard = [
+      dataclasses.replace(gap, high=min(gap.high, branch))
+      for gap in unheard
+      if gap.low < branch
+    ]
+    theirs = self._settled_by(processes, min(settled, branch))
+    number, last = processes[-1]
+    self._lost[last.end or DIED] += self._close(number, last, theirs, branch)
+    self._unheard = unheard
+    return max(settled, min(theirs, branch))
 
   def _unheard_of(self, number: int, process: Process) -> list['_Unheard']:
     """Returns the merges of the process that it has not heard of."""
@@ -463,8 +526,11 @@ class _Reader:
         `in_memory`, steps at whose boundary others went on, are added.
     """
     begin = next(line for line in lines if line['kind'] == 'Begin')
-    counts = self._counts_at(begin, saves)
-    process = account.begin(number, begin['tokens'], counts)
+    parent = _parent(begin, saves)
+    counts = [begin['tokens'] if self._anew else 0] * self._fragments
+    if parent is not None and not self._anew:
+      counts = saves[parent, begin['step']]
+    process = account.begin(number, begin['tokens'], counts, parent)
     training = False
     waiting = sorted(in_memory)
     for line in lines:
@@ -490,23 +556,6 @@ class _Reader:
     for step in waiting:
       saves[number, step] = list(process.counts)
 
-  def _counts_at(
-    self, begin: Mapping, saves: Mapping[tuple[int, int], list[int]]
-  ) -> list[int]:
-    """Returns the positions from which a process's own state has progress.
-
-    A process that took a peer's state has a checkpoint of its own all the same,
-    and loses it.
-    """
-    step, source = begin['step'], begin['source']
-    if self._anew:
-      return [begin['tokens']] * self._fragments
-    own = source['kind'] in ('checkpoint', SLICE)
-    if own and (source['process'], step) in saves:
-      return saves[source['process'], step]
-    own = [counts for (_, at), counts in saves.items() if at == step]
-    return own[-1] if step and own else [0] * self._fragments
-
   def _end(
     self, account: TokenAccount, learner: int, begun: Mapping[int, Lines]
   ):
@@ -531,3 +580,19 @@ class _Reader:
         process.end = LEFT if ceased else died
       elif self._over and not ceased:
         process.end = DIED
+
+
+def _parent(begin: Mapping, saves: Iterable[tuple[int, int]]) -> int | None:
+  """Returns the process whose checkpoint or memory one has; None: none's.
+
+  One that took a peer's state has a checkpoint of its own all the same, and
+  loses it.
+
+  Args:
+    saves: process and step of each, in their order.
+  """
+  step, source = begin['step'], begin['source']
+  own = source['kind'] in ('checkpoint', SLICE)
+  if own and (source['process'], step) in saves:
+    return source['process']
+  return next((n for n, at in [*saves][::-1] if step and at == step), None)

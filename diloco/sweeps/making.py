@@ -32,12 +32,12 @@ from diloco.sweeps.sweep import Variant
 
 LOCK = 'sweep.lock'
 COLUMNS = (
-  'variant', 'seeds', 'loss', '±', 'against it', 'participation',
+  'variant', 'seeds', 'loss', '±', 'against', 'difference', 'participation',
   'age, steps', 'older than 1.5', 'delay, steps', 'goodput', 'M tokens merged',
   'code',
 )  # fmt: skip
 
-COLUMNS_OF_AVERAGE = 'average', 'against it'  # After the loss of the end.
+COLUMNS_OF_AVERAGE = 'average', 'difference'  # After the loss of the end.
 FINAL, AVERAGE = LOSSES = 'loss', 'average_loss'  # See `sweep.Measure`.
 SEEDS_MIN, SEEDS_MAX = 6, 16  # Of a sweep that adds some.
 
@@ -118,13 +118,12 @@ class Sweep:
     count = 0
     for run in self.runs:
       here, changes = records.flat(run.config), run.variant.changes
-      for there, result in reversed(self.kept.of_seed(run.seed)):
-        if not records.differing(here, there, changes):
-          run.workdir.root.mkdir(parents=True, exist_ok=True)
-          files.write_json(run.workdir.config, run.config)
-          sweep.write_into(run.workdir.root, result)
-          count += 1
-          break
+      result = self.kept.find(here, run.seed, changes)
+      if result is not None:
+        run.workdir.root.mkdir(parents=True, exist_ok=True)
+        files.write_json(run.workdir.config, run.config)
+        sweep.write_into(run.workdir.root, result)
+        count += 1
     return count
 
   def compared(self, name: str) -> list[sweep.Comparison]:
@@ -281,20 +280,35 @@ def _follow(
 
 def table(asked: Sweep) -> str:
   """Returns losses, and paired differences with 95 % intervals, as text."""
-  averages = {x.variant.label: x for x in asked.compared(AVERAGE)}
-  columns = [*COLUMNS[:5], *(COLUMNS_OF_AVERAGE if averages else ())]
+  columns, cells = columns_and_cells(*map(asked.compared, LOSSES))
+  return text_tables.plain(text_tables.table(None, columns, cells))
+
+
+def columns_and_cells(
+  finals: Sequence[sweep.Comparison], averages: Sequence[sweep.Comparison]
+) -> tuple[list[str], list[list[str]]]:
+  """Returns the titles of a table's columns, and its rows.
+
+  Args:
+    finals: of the losses at the end of the runs, a row each.
+    averages: of the average over their last steps, if they have it.
+  """
+  by_label = {x.variant.label: x for x in averages}
   cells = []
-  for each in asked.compared(FINAL):
+  for each in finals:
     cell = [
       each.variant.label,
-      len(each.results),
+      str(len(each.results)),
       f'{each.mean:.4f}',
       f'{each.spread:.4f}',
-      _against(each),
+      each.variant.against or '-',
+      _difference_of(each),
     ]
     if averages:
-      average = averages.get(each.variant.label)
-      cell += [f'{average.mean:.4f}', _against(average)] if average else '--'
+      average = by_label.get(each.variant.label)
+      cell += (
+        [f'{average.mean:.4f}', _difference_of(average)] if average else '--'
+      )
     cell += [
       _text(each.mean_of('participation'), 3),
       _text(each.mean_of('age_steps')),
@@ -305,12 +319,31 @@ def table(asked: Sweep) -> str:
       each.code,
     ]
     cells.append(cell)
-  return text_tables.plain(
-    text_tables.table(None, (*columns, *COLUMNS[5:]), cells)
-  )
+  of_average = COLUMNS_OF_AVERAGE if averages else ()
+  return [*COLUMNS[:6], *of_average, *COLUMNS[6:]], cells
 
 
-def _against(each: sweep.Comparison) -> str:
+def kept_results(
+  kept: Records, base: dict, rows: Sequence[Variant]
+) -> dict[str, dict[int, sweep.SeedResult]]:
+  """Returns the results of the variants as they are now, by label and seed.
+
+  Args:
+    base: see `make_configs`.
+  """
+  configs = make_configs(base, rows)
+  return {
+    variant.label: {
+      seed: result
+      for seed in kept.seeds
+      if (result := kept.find(here, seed, variant.changes)) is not None
+    }
+    for variant in rows
+    for here in [records.flat(configs[variant.label])]
+  }
+
+
+def _difference_of(each: sweep.Comparison) -> str:
   if each.difference is None:
     return '-'
   return f'{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} %'

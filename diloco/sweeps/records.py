@@ -61,13 +61,24 @@ class Records:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
       raise BadResult(f'{path}: does not list runs: {error}') from None
 
-  def of_seed(self, seed: int) -> list[tuple[dict[str, object], SeedResult]]:
-    """Returns configuration and result of each run of a seed, newest last."""
-    return [
-      (self._base | changes, result)
-      for _, of, changes, result in self.runs
-      if of == seed
-    ]
+  @property
+  def seeds(self) -> tuple[int, ...]:
+    """The seeds of which there are runs, ascending."""
+    return tuple(sorted({seed for _, seed, _, _ in self.runs}))
+
+  def find(
+    self, config: Flat, seed: int, changed: Iterable[str] = ()
+  ) -> SeedResult | None:
+    """Returns the newest result of a configuration and a seed, if any.
+
+    Args:
+      changed: see `differing`.
+    """
+    for _, of, changes, result in reversed(self.runs):
+      there = self._base | changes
+      if of == seed and not differing(config, there, changed):
+        return result
+    return None
 
   def add(self, label: str, seed: int, config: Flat, result: SeedResult):
     """Adds a run in place of one with the same seed and configuration."""

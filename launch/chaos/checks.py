@@ -272,12 +272,9 @@ class _Effects:
       return None
     since_s = self._done[fault.number]['ended_s']
     if fault.learner is not None and KINDS[fault.kind].is_outage:
-      starts_s = (
-        event.time_s
-        for event in self._record.events
-        if event.process == fault.process and event.event == 'started'
+      since_s = max(
+        self._next_start(name, since_s) for name in self._killed(fault)
       )
-      since_s = next((x for x in starts_s if x >= since_s), float('inf'))
     first = bisect.bisect_left(
       self._closes, since_s, key=lambda line: line[names.TIME]
     )
@@ -289,6 +286,29 @@ class _Effects:
       ),
       None,
     )
+
+  def _killed(self, fault: Fault) -> set[str]:
+    """Returns the processes that an outage took from its learner.
+
+    One slice of several, if that is all: its learner goes on without it, and is
+    whole once it is back.
+    """
+    line = self._done[fault.number]
+    return {
+      event.process
+      for event in self._record.events
+      if event.event == 'killed'
+      and line['began_s'] <= event.time_s <= line['ended_s']
+      and event.process.partition('.')[0] == fault.process
+    } or {fault.process}
+
+  def _next_start(self, process: str, since_s: float) -> float:
+    starts_s = (
+      event.time_s
+      for event in self._record.events
+      if event.process == process and event.event == 'started'
+    )
+    return next((x for x in starts_s if x >= since_s), float('inf'))
 
   def _longest_s(self, fault: Fault, begun_s: float, until_s: float) -> float:
     """Returns by how much the longest step of another learner was too long

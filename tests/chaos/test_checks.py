@@ -255,6 +255,29 @@ def test_a_learner_that_waits_for_the_dead_fails_unless_all_are_late():
     assert (not failing(dataclasses.replace(waited, course=late))) == holds
 
 
+def test_a_learner_that_lost_a_slice_is_back_once_it_is_whole():
+  """It goes on with the other at once, and stands when the slice returns."""
+  fault = Fault(1, 12.0, 'kill_slice', 'learner-0.1')
+  events = (
+    ('learner-0', 'started', 70, -12.0),
+    ('learner-0.1', 'started', 71, -12.0),
+    ('learner-0.1', 'killed', 71, 12.0),
+    ('learner-0', 'started', 72, 12.5),
+    ('learner-0', 'started', 73, 22.5),
+    ('learner-0.1', 'started', 74, 22.5),
+  )
+  found = made(
+    [performed(fault)],
+    plan=(fault,),
+    events=tuple(
+      ProcessEvent(T0 + at_s, name, event, pid, '')
+      for name, event, pid, at_s in events
+    ),
+  )
+  [outcome] = found.outcomes
+  assert outcome.back_s == 23.25 - 12.0
+
+
 def test_the_page_of_a_run_reads_the_outcomes(tmp_path):
   """Issue: a field too many, and no fault was on the page."""
   workdir = Workdir(tmp_path)

@@ -11,7 +11,7 @@ import experiments
 from diloco.config import lab_section, run_config, sections, simulation
 from diloco.numerics import codec
 from diloco.sweeps import sweep
-from experiments import baselines, common, e3m0
+from experiments import baselines, common, four_bits
 
 FOLDER = pathlib.Path(experiments.__file__).parent
 NAMES = sorted(
@@ -21,7 +21,7 @@ NAMES = sorted(
   not in (
     '__init__',
     'common',
-    'e3m0',
+    'four_bits',
     'own_loop',
     'scales',
     'study',
@@ -115,7 +115,7 @@ def test_a_wrong_argument_is_named(arg, message):
 
 
 def test_e3m0_has_its_levels_to_the_nearest():
-  made = codec.check_codec(e3m0.make(sections.CodecConfig()))
+  made = codec.check_codec(four_bits.e3m0(sections.CodecConfig()))
   scale = 4.0  # A power of two: a bf16 as it is.
   levels = [0.0, *(scale * 2.0**k for k in range(-6, 1))]
   x = np.array([*levels, *(-each for each in levels[1:])], np.float32)
@@ -124,3 +124,17 @@ def test_e3m0_has_its_levels_to_the_nearest():
   found = made.decode(made.encode(between), between.size)
   np.testing.assert_array_equal(found, [4.0, 2.0, 4.0, -0.0625, 0.0, -1.0])
   assert codec.value_bytes(made) == 0.515625  # As int4.
+
+
+def test_int4_rounded_at_random_has_the_value_as_its_mean():
+  made = codec.check_codec(four_bits.at_random(sections.CodecConfig()))
+  x = np.linspace(-1, 1, 128, dtype=np.float32)
+  found = []
+  for i in range(400):
+    drawn = np.append(x, np.float32(i))  # Another vector has other draws.
+    found.append(made.decode(made.encode(drawn), drawn.size)[: x.size])
+  off = np.abs(np.array(found) - x)
+  assert off.max() <= 1 / 7 + 1e-6
+  # Each is within four standard deviations, half a level each at most.
+  assert np.abs(np.mean(found, axis=0) - x).max() < 4 * 0.5 / 7 / 20
+  np.testing.assert_array_equal(made.encode(x), made.encode(x))

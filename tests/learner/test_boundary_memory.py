@@ -63,23 +63,36 @@ def test_damage_is_found(tmp_path):
     memory.read()
 
 
-def _hosts(*held: int, steps: tuple[int, ...] = ()) -> list[HostStarted]:
+def _hosts(*held, steps: tuple[int, ...] = ()) -> list[HostStarted]:
+  """Hosts that hold a boundary: (process, step), or the step of process 1."""
+  pairs = [x if isinstance(x, tuple) else (1, x) for x in held]
   return [
-    HostStarted(i, steps, step, f'of host {i}') for i, step in enumerate(held)
+    HostStarted(i, steps, step, _progress(i, process))
+    for i, (process, step) in enumerate(pairs)
   ]
+
+
+def _progress(host: int, process: int = 1) -> str:
+  return f'{{"process": {process}, "host": {host}}}'
 
 
 @pytest.mark.parametrize(
   ('held', 'steps', 'slices', 'found'),
   [
-    ((7, 7, 7), (), 3, RestoreFrom(7, 0, True, 'of host 0')),
+    ((7, 7, 7), (), 3, RestoreFrom(7, 0, True, _progress(0))),
     # The second has lost its memory, the third was a step further.
-    ((7, 0, 8), (5,), 3, RestoreFrom(8, 2, False, 'of host 2')),
+    ((7, 0, 8), (5,), 3, RestoreFrom(8, 2, False, _progress(2))),
     # Of the first slice's two hosts one was a step further.
-    ((8, 7, 7, 7), (), 2, RestoreFrom(7, 1, False, 'of host 2')),
+    ((8, 7, 7, 7), (), 2, RestoreFrom(7, 1, False, _progress(2))),
     ((8, 7, 0, 0), (), 2, RestoreFrom(-1)),
     ((7, 7), (5, 9), 2, RestoreFrom(9)),
     ((0, 0), (5, 9), 1, RestoreFrom(9)),
+    # The second had to begin again from step 4, and has trained since.
+    ((8, (2, 7)), (4,), 2, RestoreFrom(7, 1, False, _progress(1, 2))),
+    # As far, but not the same.
+    ((8, (2, 8)), (4,), 2, RestoreFrom(8, 1, False, _progress(1, 2))),
+    # Two hosts of a slice, of which one is from an older process.
+    ((8, (2, 8), 7, 7), (), 2, RestoreFrom(7, 1, False, _progress(2))),
   ],
 )
 def test_the_newest_whole_state_is_gone_on_from(held, steps, slices, found):

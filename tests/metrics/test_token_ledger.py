@@ -4,11 +4,18 @@
 import pytest
 
 from diloco.metrics import token_ledger
-from diloco.metrics.token_ledger import BOOTSTRAP, DIED, LEDGER, LEFT, RESTORED
+from diloco.metrics.token_ledger import (
+  BOOTSTRAP,
+  DIED,
+  LEDGER,
+  LEFT,
+  RESTORED,
+  SLICE,
+)
 from diloco.protocol.incarnation import incarnation_of
 
 TOKENS = 10  # Per step.
-FIRST, SECOND = 7, 9  # Processes.
+FIRST, SECOND, THIRD = 7, 9, 11  # Processes.
 
 
 def begin(process, step=0, parent=None):
@@ -110,6 +117,30 @@ def test_steps_that_only_the_memory_of_slices_has_are_trained_all_the_same():
     ],
   )
   assert found == token_ledger.TokenCounts(50, 20, 30, (), 0)
+
+
+def test_a_slice_may_come_back_with_more_steps_than_the_others_since_made():
+  """The second process begins from a checkpoint, as the memory is away; the
+  third from that memory. What the second made and nobody merged is lost.
+  """
+  third = begin(THIRD, 5)
+  third['source'] = {'kind': 'slice', 'process': FIRST, 'step': 5}
+  found = row(
+    [closed(1, (FIRST, 1, 2, 2)), closed(2, (SECOND, 1, 1, 3))],
+    [
+      begin(FIRST),
+      copied(FIRST, 2, 1),
+      applied(FIRST, 2, 1, 20, 0),
+      line('Save', FIRST, 2),
+      begin(SECOND, 2, FIRST),
+      copied(SECOND, 3, 1),
+      applied(SECOND, 3, 1, 10, 0),
+      line('Progress', SECOND, 4),
+      third,
+      applied(THIRD, 6, 0, 0, 40, carry=False),
+    ],
+  )
+  assert found == token_ledger.TokenCounts(80, 30, 40, ((SLICE, 10),), 0)
 
 
 def test_a_merge_that_the_syncer_s_record_lacks_is_found():

@@ -425,7 +425,21 @@ def _goes_on_with_a_checkpoint_of_lost_steps(patch):
   patch.setattr(Cluster, 'start', start)
 
 
+def _counts_all_of_its_steps_as_lost(patch):
+  original = State.emit
+
+  def emit(self, effect):
+    if isinstance(effect, syncer_events.LogReformed):
+      account = self.accounts[effect.learner]
+      steps = account.rows // max(account.step_rows, 1)
+      effect = replace_unchecked(effect, lost_steps=steps)
+    original(self, effect)
+
+  patch.setattr(State, 'emit', emit)
+
+
 RARE = {
+  _counts_all_of_its_steps_as_lost: SLICED_FROM,
   _asks_a_peer_for_what_its_slices_have: SLICED_FROM,
   _says_it_has_slices_that_it_lost: SLICED_FROM,
   _goes_on_with_a_checkpoint_of_lost_steps: SLICED_FROM + 670,
@@ -450,6 +464,7 @@ RARE = {
     (_asks_a_peer_for_what_its_slices_have, '7: slices that do not count'),
     (_says_it_has_slices_that_it_lost, '6: other slices than it has'),
     (_goes_on_with_a_checkpoint_of_lost_steps, '6: unexplained tokens'),
+    (_counts_all_of_its_steps_as_lost, '6: lost more than is made between'),
     (_counts_steps_from_the_start, '2: a step was merged twice'),
     (_knows_pulls_by_their_learner, '2: the bytes are of another offer'),
     (_counts_newcomers, 'a donor that has not completed a bootstrap'),

@@ -130,7 +130,8 @@ experiments: diloco.config.run_config diloco.config.simulation
 experiments/own_model.py: diloco.models.api experiments.common jax
 experiments/own_loop.py: diloco jax numpy optax
 experiments/tried.py: diloco.sweeps
-experiments/e3m0.py: numpy
+experiments/scaling.py: diloco.sweeps experiments numpy scipy
+experiments/four_bits.py: numpy
 experiments/wall_clock.py: diloco.config.simulation diloco.fleets diloco.pages
   diloco.studies.bandwidth diloco.sweeps experiments
 experiments/churn.py: diloco.fleets.failures experiments

@@ -84,8 +84,9 @@ def test_a_newer_run_of_a_seed_takes_the_place_of_the_older(tmp_path):
   kept.add('base', 11, config, result(2.6))
   kept.add('base', 10, config | {'name': 'again'}, result(2.7))
   found = Records(kept.path)
-  assert [r.loss for _, r in found.of_seed(10)] == [2.7]
-  assert [r.loss for _, r in found.of_seed(11)] == [2.6]
+  assert len(found.runs) == 2 and found.seeds == (10, 11)
+  assert found.find(config, 10).loss == 2.7
+  assert found.find(config, 11).loss == 2.6
 
 
 def test_the_file_has_a_line_a_run_and_all_of_its_result(tmp_path):
@@ -98,8 +99,7 @@ def test_the_file_has_a_line_a_run_and_all_of_its_result(tmp_path):
   lines = kept.path.read_text().splitlines()
   assert len(lines) == 5
   assert json.loads(lines[3])['changes'] == {'outer.lr': 0.25}
-  [(config, found)] = Records(kept.path).of_seed(3)[1:]
-  assert config == {'outer.lr': 0.25}
+  found = Records(kept.path).find({'outer.lr': 0.25}, 3)
   seven = 1.234568
   curve = ((60, 1000, seven),)
   assert found == dataclasses.replace(
@@ -111,7 +111,7 @@ def test_what_was_not_measured_is_left_out_of_the_file(tmp_path):
   kept = Records(tmp_path / 'kept.json')
   kept.add('base', 3, {'outer.lr': 0.6}, result(1.5, learners_loss=math.nan))
   json.loads(kept.path.read_text(), parse_constant=pytest.fail)
-  [(_, found)] = Records(kept.path).of_seed(3)
+  found = Records(kept.path).find({'outer.lr': 0.6}, 3)
   assert math.isnan(found.learners_loss)
   assert found.average_loss is None
 
@@ -166,6 +166,21 @@ def test_a_configuration_is_flat_and_as_json_has_it():
   found = records.flat(config)
   assert found == json.loads(json.dumps(found))
   assert found['outer.lr'] == config.outer.lr
+
+
+def test_results_of_variants_are_those_of_their_configurations(tmp_path):
+  """A run of another configuration does not count for its label."""
+  kept = Records(tmp_path / 'kept.json')
+  for seed, changes in ((10, {}), (11, {'outer.momentum': 0.1})):
+    for label, config in asked(tmp_path).configs.items():
+      flat = records.flat(config) | changes
+      kept.add(label, seed, flat, result(LOSSES[label]))
+  base = tests_tiny.get_config().to_dict()
+  found = making.kept_results(kept, base, ROWS)
+  assert {label: [*each] for label, each in found.items()} == {
+    'base': [10], 'other': [10],
+  }  # fmt: skip
+  assert found['other'][10].loss == LOSSES['other']
 
 
 # By the command ---------------------------------------------------------------

@@ -5,6 +5,8 @@ import math
 
 import pytest
 
+from diloco.config import run_config
+from diloco.sweeps import records
 from diloco.sweeps.records import Records
 from diloco.sweeps.sweep import SeedResult
 from experiments import recipe, wall_clock
@@ -42,8 +44,11 @@ def test_equal_wall_clock_is_more_tokens_that_are_each_worth_less():
 
 def test_only_the_claim_s_seeds_and_half_count(tmp_path):
   kept = Records(tmp_path / 'kept.json')
+  config = recipe.get_config()
+  config.update_from_flattened_dict(recipe.learners(2))
+  flat = records.flat(run_config.build(config))
   for seed, loss in ((0, 9.0), (10, 2.0), (11, 4.0)):
     halves = {'average_loss': (7.0, loss)}
     made = SeedResult(5.0, 5.0, (), 1, 1.0, 1.0, 1.0, halves=halves)
-    kept.add('M = 2', seed, {'protocol.learners': 2}, made)
+    kept.add('named otherwise', seed, flat, made)
   assert wall_clock.mean_losses(kept) == {'M = 2': 3.0}

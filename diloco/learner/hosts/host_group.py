@@ -8,6 +8,7 @@ all parts, or none.
 
 import contextlib
 import functools
+import json
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -202,6 +203,8 @@ def what_to_restore(
 ) -> host_messages.RestoreFrom:
   """Returns what a learner goes on from; the newest that is whole.
 
+  Of what is in memory that of the newest process, of whose steps the last.
+
   Args:
     hosts: what each has, by its index: one slice after the other.
     slices: that share the hosts evenly.
@@ -213,12 +216,24 @@ def what_to_restore(
   of_slice = [hosts[i : i + part] for i in range(0, len(hosts), part)]
   # Of a slice whose hosts were at different steps no boundary is whole.
   held = [
-    each[0].held_step if len({host.held_step for host in each}) == 1 else 0
+    boundaries.pop() if len(boundaries := {*map(_held, each)}) == 1 else (0, 0)
     for each in of_slice
   ]
-  if not max(held) or max(held) < step:
+  newest = max(held)
+  if not newest[1] or newest[1] < step:
     return host_messages.RestoreFrom(step)
-  gives = held.index(max(held))
+  gives = held.index(newest)
   return host_messages.RestoreFrom(
-    held[gives], gives, len(set(held)) == 1, of_slice[gives][0].progress
+    newest[1], gives, len(set(held)) == 1, of_slice[gives][0].progress
   )
+
+
+def _held(host: host_messages.HostStarted) -> tuple[int, int]:
+  """Returns process and step of the boundary in a host's memory; 0: none.
+
+  Whatever its step: a slice that comes back may be further than what the others
+  had to begin again with, and since then have trained.
+  """
+  if not host.held_step:
+    return 0, 0
+  return json.loads(host.progress)['process'], host.held_step

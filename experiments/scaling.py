@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does the gap to data-parallel change with the size of the model?
+
+Decoders of 47 k to 1.25 M parameters, each trained on 20 tokens a parameter; a
+step's tokens grow as √N, and rates fall as N^-¼ on both sides (the exponents of
+DeepSeek LLM, arXiv 2401.02954, are near). M = 4 learners against data-parallel.
+A control of 131 k has ½, 2 and 4 times the steps: what is of the size, and what
+of the length?
+
+  python -m diloco.lab --config=experiments/scaling.py --sweep
+  python -m experiments.scaling
+
+The second command prints the line of the smaller sizes' differences over the
+logarithm of N, and what it says of the largest before that is trained.
+
+Look at: the difference to data-parallel by size, and by length.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from diloco.sweeps import making, records
+from diloco.sweeps import sweep as sweeps
+from experiments import recipe, scales
+
+FIRST_SEED, HALF = recipe.FIRST_SEED, recipe.HALF
+LEARNERS = 4
+SMALL = '131 k'  # Whose rates the recipe has.
+# Parameters, width, sequences in a step of all learners together.
+SIZES = {
+  '47 k': (47e3, 32, 20),
+  SMALL: (131e3, 64, 32),
+  '410 k': (410e3, 128, 56),
+  '1.25 M': (1.25e6, 240, 96),
+}
+*SMALLER, LARGEST = SIZES
+LENGTHS = (0.5, 2.0, 4.0)
+AXIS = 'parameters', f'M = {LEARNERS}, 20 tokens a parameter'
+
+
+def get_config(arg=None):
+  config = recipe.get_config(arg)
+  config.name = 'scaling'
+  return config
+
+
+def sweep(add):
+  for name, (parameters, _, _) in SIZES.items():
+    _pair(add, name, 1.0, f', {name}', at=(*AXIS, parameters))
+  for length in LENGTHS:
+    _pair(add, SMALL, length, f', {SMALL}, steps x {length:g}')
+
+
+def _pair(add, name, length, suffix, at=()):
+  """Adds data-parallel and M learners of a size and a number of steps."""
+  parameters, width, sequences = SIZES[name]
+  config = get_config()
+  per_step = sequences * config.data.seq_len
+  tokens = length * scales.TOKENS_PER_PARAMETER * parameters
+  sides = {
+    recipe.LABEL: {'inner.lr': config.inner.lr} | recipe.DATA_PARALLEL,
+    f'M = {LEARNERS}': {'inner.lr': config.inner.lr},
+  }
+  factor = (parameters / SIZES[SMALL][0]) ** -0.25
+  against = None
+  for side, changes in sides.items():
+    made = (
+      scales.steps_of(round(tokens / per_step))
+      | scales.learners(LEARNERS, sequences)
+      | {'model.d_model': width, 'model.d_ff': 3 * width}
+      | changes
+      | {'inner.lr': float(f'{factor * changes["inner.lr"]:.2g}')}
+    )
+    add(side + suffix, made, against=against, at=at if against else ())
+    against = side + suffix
+
+
+def differences(kept: records.Records) -> dict[str, list[float]]:
+  """Returns the differences of the average, in %, seed by seed, by size."""
+  measure = sweeps.Measure(making.AVERAGE, making.HALVES[HALF])
+  base, rows = get_config().to_dict(), sweeps.variants(sweep)
+  results = making.kept_results(kept, base, rows)
+  found = {}
+  for name in SIZES:
+    ours, theirs = (
+      results[f'{side}, {name}'] for side in (f'M = {LEARNERS}', recipe.LABEL)
+    )
+    found[name] = [
+      100 * (ours[x].loss_of(measure) / theirs[x].loss_of(measure) - 1)
+      for x in sorted(ours.keys() & theirs.keys())
+      if x >= FIRST_SEED
+    ]
+  return found
+
+
+def predicted(found: Mapping[str, list[float]]) -> tuple[float, float]:
+  """Returns the line's value at the largest size, and half its 95 % interval.
+
+  The interval is of the mean there: of the least-squares line through all
+  differences of the smaller sizes, over ln N, by Student's t.
+  """
+  from scipy import special
+
+  x, y = np.array(
+    [(math.log(SIZES[name][0]), d) for name in SMALLER for d in found[name]]
+  ).T
+  slope, level = np.polyfit(x - x.mean(), y, 1)
+  off = math.log(SIZES[LARGEST][0]) - x.mean()
+  freedom = len(x) - 2
+  residual = y - level - slope * (x - x.mean())
+  error = math.sqrt(
+    (residual**2).sum()
+    / freedom
+    * (1 / len(x) + off**2 / ((x - x.mean()) ** 2).sum())
+  )
+  return level + slope * off, float(special.stdtrit(freedom, 0.975)) * error
+
+
+def main() -> None:
+  found = differences(records.Records(records.path_of(__file__)))
+  for name, each in found.items():
+    told = ', '.join(f'{d:+.2f}' for d in each) or 'no run'
+    print(f'{name}: {told}')
+  value, half_width = predicted(found)
+  print(f'the line says of {LARGEST}: {value:+.2f} ± {half_width:.2f} %')
+
+
+if __name__ == '__main__':
+  main()
