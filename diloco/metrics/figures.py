@@ -179,10 +179,19 @@ def _sum(name: str) -> Callable:
 
 
 def _participation(status) -> float | None:
-  shares = [x.participation for x in status.learners]
+  """Returns the mean over the planned learners, and newcomers that are there.
+
+  A newcomer that has left would count as absent to the end.
+  """
+  planned = status.planned or 0
+  shares = [
+    x.participation
+    for x in status.learners
+    if x.learner < planned or x.learner in status.live
+  ]
   if not shares or None in shares:
     return None
-  return math.fsum(shares) / max(status.planned or 0, len(shares))
+  return math.fsum(shares) / max(planned, len(shares))
 
 
 def _loss(status) -> float | None:

@@ -204,8 +204,11 @@ def _model(run: FollowedRun) -> str:
 
 
 def _deaths(run: FollowedRun) -> Iterator[str]:
-  """Yields a sentence on each death: what it cost, and how it was healed."""
-  deaths = run.deaths()
+  """Yields a sentence on each death: what it cost, and how it was healed.
+
+  Of a learner's hosts the leading one tells, which ends with each other.
+  """
+  deaths = [x for x in run.deaths() if '.' not in x.process]
   lives, _ = run.lives()
   many = {name: sum(d.process == name for d in deaths) for name in lives}
   for death in deaths:
@@ -219,17 +222,21 @@ def _death(
   how = death.death.rstrip(': ')
   head = f'{death.process} at {at_s - run.begin_s:.1f} s, {how}:'
   later = [x for x in lives if x.started_s >= at_s]
-  back = next((x for x in later if x.used_s is not None), None)
+  # Of a shard of the syncer it is not known when it was of use.
+  of_shard = death.process != SYNCER and death.process not in run.learners
+  used = [(x, x.started_s if of_shard else x.used_s) for x in later]
+  back, back_s = next((x for x in used if x[1] is not None), (None, 0.0))
   if back is None:
     how = 'starts again' if later else 'has not come back'
     return f'{head} down for {run.last_s - at_s:.1f} s so far, {how}.'
-  details = [f'down for {back.used_s - at_s:.1f} s']
+  details = [f'down for {back_s - at_s:.1f} s']
   if death.process == SYNCER:
     closed = [x.at_s for x in run.rounds if x.at_s > at_s]
     if closed:
       details.append(
         f'the next round closed {min(closed) - at_s:.1f} s after its death'
       )
+  if death.process not in run.learners:
     return f'{head} {"; ".join(details)}.'
   m = list(run.learners).index(death.process)
   lost = run.lost_tokens().get(m)

@@ -139,6 +139,44 @@ def test_a_death_that_was_not_healed_says_so(workdir):
   assert told_.endswith('s so far, has not come back.')
 
 
+def test_shards_have_a_sentence_and_the_hosts_of_a_learner_one_together(
+  workdir,
+):
+  with workdir.events.open('a') as events:
+    for at_s, process, event, detail in (
+      (0.0, 'shard-1', 'started', 'start 1'),
+      (0.0, 'learner-0.1', 'started', 'start 1'),
+      (5.0, 'shard-1', 'killed', 'by the plan'),
+      (5.1, 'shard-1', 'exited', 'died of SIGKILL; restart 1'),
+      (5.2, 'learner-0.1', 'exited', 'exited with code 75'),
+      (6.5, 'shard-1', 'started', 'start 2'),
+    ):
+      line = {'process': process, 'event': event, 'pid': 1, 'detail': detail}
+      at_s += recorded.BEGAN_S
+      events.write(json.dumps({'time_s': at_s, **line}) + '\n')
+  told_ = part(page_of(workdir.root), 'deaths').lines
+  assert [x.split(' at ')[0] for x in told_] == ['shard-1', 'learner-1']
+  assert told_[0].endswith('killed: by the plan: down for 1.5 s.')
+
+
+def test_a_newcomer_that_has_left_is_not_absent_from_then_on():
+  learner = status.LearnerStatus
+  told_ = status.RunStatus(
+    run='tests-tiny',
+    step=10,
+    planned=2,
+    live=(0, 3),
+    learners=(
+      learner(learner=0, state='live', participation=0.9),
+      learner(learner=1, state='gone', participation=0.7),
+      learner(learner=2, state='gone', participation=0.1),
+      learner(learner=3, state='live', participation=0.2),
+    ),
+  )
+  [figure] = [x for x in figures.RUN if x.label == 'participation']
+  assert figure.value(told_) == pytest.approx((0.9 + 0.7 + 0.2) / 3)
+
+
 def test_model_protocol_and_machine_stand_in_one_sentence(golden):
   (sentence,) = page_of(golden).paragraphs
   for words in (
