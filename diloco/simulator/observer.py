@@ -263,6 +263,7 @@ class ClusterObserver(Observer):
     # counts again what it has not kept. These steps are then in those of this
     # world, whose batch is another.
     times = self._changes[effect.learner] - self._kept.get(effect.learner, 0)
+    times = max(times, 1)  # One that came before its hello was told already.
     self._told[effect.learner] = self._changes[effect.learner]
     most = (process.copy_steps - 1) * (1 if times == 1 else times * world.of)
     fewer = effect.lost_steps <= most
