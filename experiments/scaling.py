@@ -81,7 +81,7 @@ def differences(kept: records.Records) -> dict[str, list[float]]:
   """Returns the differences of the average, in %, seed by seed, by size."""
   measure = sweeps.Measure(making.AVERAGE, making.HALVES[HALF])
   base, rows = get_config().to_dict(), sweeps.variants(sweep)
-  results = making.kept_results(kept, base, rows)
+  results = making.kept_results(kept, base, rows, FIRST_SEED)
   found = {}
   for name in SIZES:
     ours, theirs = (
@@ -90,7 +90,6 @@ def differences(kept: records.Records) -> dict[str, list[float]]:
     found[name] = [
       100 * (ours[x].loss_of(measure) / theirs[x].loss_of(measure) - 1)
       for x in sorted(ours.keys() & theirs.keys())
-      if x >= FIRST_SEED
     ]
   return found
 

@@ -39,14 +39,11 @@ def section(path: pathlib.Path) -> str:
   """Returns the tables of an experiment, in Markdown."""
   module = importlib.import_module(f'experiments.{path.stem}')
   kept, rows = records.Records(path), sweep.variants(module.sweep)
-  results = making.kept_results(kept, module.get_config().to_dict(), rows)
   first, half = (
     getattr(module, name, default) for name, default in making.OF_SWEEP.items()
   )
-  results = {
-    label: {seed: x for seed, x in each.items() if seed >= first}
-    for label, each in results.items()
-  }
+  base = module.get_config().to_dict()
+  results = making.kept_results(kept, base, rows, first)
   question, _, _ = module.__doc__.partition('\n\n')
   seeds = sorted({seed for each in results.values() for seed in each})
   of_text = f'the {half} half' if half else 'all'

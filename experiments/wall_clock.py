@@ -49,14 +49,14 @@ def mean_losses(kept: records.Records) -> Losses:
   """Returns the loss of the average by label, over the seeds of the claim."""
   measure = sweep.Measure(making.AVERAGE, making.HALVES[recipe.HALF])
   base, rows = recipe.get_config().to_dict(), sweep.variants(recipe.sweep)
+  found = making.kept_results(kept, base, rows, recipe.FIRST_SEED)
   losses = {
     label: [
       loss
-      for seed, result in results.items()
-      if seed >= recipe.FIRST_SEED
-      and (loss := result.loss_of(measure)) is not None
+      for result in results.values()
+      if (loss := result.loss_of(measure)) is not None
     ]
-    for label, results in making.kept_results(kept, base, rows).items()
+    for label, results in found.items()
   }
   return {
     label: statistics.fmean(each) for label, each in losses.items() if each

@@ -143,6 +143,7 @@ class ClusterObserver(Observer):
     # Times that a learner went on with other slices: in all, of which the tape
     # tells, and of these the ledger.
     self._changes: collections.Counter[int] = collections.Counter()
+    self._changes_to: dict[object, int] = {}  # The former, up to a process.
     self._told: dict[int, int] = {}
     self._kept: dict[int, int] = {}
     self._newest: dict[int, object] = {}  # By learner.
@@ -262,9 +263,10 @@ class ClusterObserver(Observer):
     # It may have done so several times while no syncer was there; one that died
     # counts again what it has not kept. These steps are then in those of this
     # world, whose batch is another.
-    times = self._changes[effect.learner] - self._kept.get(effect.learner, 0)
-    times = max(times, 1)  # One that came before its hello was told already.
-    self._told[effect.learner] = self._changes[effect.learner]
+    so_far = self._changes[effect.learner]
+    changes = self._changes_to.get(process, so_far)
+    times = changes - self._kept.get(effect.learner, 0)
+    self._told[effect.learner] = changes
     most = (process.copy_steps - 1) * (1 if times == 1 else times * world.of)
     fewer = effect.lost_steps <= most
     hold(fewer, '6: lost more than is made between two copies', effect)
@@ -314,6 +316,8 @@ class ClusterObserver(Observer):
       return
     if old is not process:  # It has the steps that were merged of this one.
       self._changes[process.id] += 1
+      # By the time that the syncer hears of it there may have been another.
+      self._changes_to[process] = self._changes[process.id]
       for p in range(self._config.fragments):
         merged_to = self._merged_to.get((old, p), 0)
         self._merged_to[process, p] = min(merged_to, process.first_step)

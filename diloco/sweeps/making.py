@@ -324,19 +324,21 @@ def columns_and_cells(
 
 
 def kept_results(
-  kept: Records, base: dict, rows: Sequence[Variant]
+  kept: Records, base: dict, rows: Sequence[Variant], first: int = 0
 ) -> dict[str, dict[int, sweep.SeedResult]]:
   """Returns the results of the variants as they are now, by label and seed.
 
   Args:
     base: see `make_configs`.
+    first: seed from which on they count.
   """
   configs = make_configs(base, rows)
   return {
     variant.label: {
       seed: result
       for seed in kept.seeds
-      if (result := kept.find(here, seed, variant.changes)) is not None
+      if seed >= first
+      and (result := kept.find(here, seed, variant.changes)) is not None
     }
     for variant in rows
     for here in [records.flat(configs[variant.label])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a gap is worth, of losses that follow a known law."""
+"""`experiments/wall_clock.py` finds the worth of a gap in a known law."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_a_gap_is_the_tokens_that_data_parallel_needs_for_the_loss():
 
 
 def test_equal_wall_clock_is_more_tokens_that_are_each_worth_less():
-  """Where no chip fails the gap is that of equal tokens."""
+  """With fewer chips, which fail less, the gap nears that of equal tokens."""
   worth = {m: wall_clock.tokens_worth(LOSSES, f'M = {m}') for m in (2, 8)}
   of_few, _, _, _, of_most = zip(
     *(line.ys for line in wall_clock.of_fleets(LOSSES, worth))
