@@ -23,6 +23,7 @@ GROUPS = {
   'Train': {
     'train': ('launch.train', 'trains on a text of yours on this machine'),
     'local': ('launch.local', 'makes the run of a configuration here'),
+    'begin': ('diloco.begin', 'begins a run where a data-parallel one is'),
     'launch': ('launch.main', 'starts a run in a cloud or a cluster'),
     'lab': ('diloco.lab', 'trains many learners in one process'),
     'config': ('diloco.config', 'lists all keys of a configuration'),

@@ -75,7 +75,7 @@ class ShardServer:
       answer=self._say,
       crash=lambda error: self._items.put((None, error)),
     )
-    self._disk = ShardDisk(run_spec, workdir, self._shard)
+    self._disk = ShardDisk(run_spec, workdir, shard, self._shard.model)
 
   def stop(self, *_):
     """Leaves before the run is over; also serves as a signal handler."""

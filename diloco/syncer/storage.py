@@ -20,7 +20,6 @@ from diloco.protocol.syncer.machine import Syncer
 from diloco.protocol.syncer.state import Ledger
 from diloco.run.spec import RunSpec
 from diloco.syncer.outer_state import OuterState
-from diloco.syncer.shard import Shard
 from diloco.syncer.stats import RunStats
 
 AGAIN_S = 0.5  # Between two attempts to write the ledger.
@@ -295,10 +294,11 @@ class ShardDisk(StatesDisk):
     BrokenRecord: the folder belongs to another run, or to another live process.
   """
 
-  def __init__(self, run_spec: RunSpec, workdir: Workdir, shard: Shard):
-    folder = workdir.syncer_shard(shard.shard)
-    states = workdir.states(shard.shard)
-    super().__init__(run_spec, folder, states, shard.model)
+  def __init__(
+    self, run_spec: RunSpec, workdir: Workdir, shard: int, model: OuterState
+  ):
+    folder, states = workdir.syncer_shard(shard), workdir.states(shard)
+    super().__init__(run_spec, folder, states, model)
     self.occupy()
     path = folder / IDENTITY
     identity = _read_identity(path)

@@ -107,6 +107,9 @@ diloco/learner/__main__.py: CONFIG LOW absl diloco.learner diloco.run
 diloco/learner/hosts/host_main.py: CONFIG LOW absl diloco.config.hardware
   diloco.learner diloco.run jax
 diloco/syncer: CONFIG LOW absl diloco.run jax numpy optax
+# It writes the checkpoints of both.
+diloco/begin.py: CONFIG LOW absl diloco.learner diloco.run diloco.syncer jax
+  numpy optax
 diloco/evaluation: CONFIG LOW absl diloco.run jax numpy
 diloco/replay: CONFIG LOW absl diloco.learner diloco.run diloco.syncer jax numpy
 diloco/lab: CONFIG LOW SIMULATOR absl diloco.callables diloco.learner
