@@ -13,7 +13,7 @@ that it lies below the edge from which on single runs are lost.
 Look at: the loss of the average, and its standard deviation over seeds.
 """
 
-from experiments import recipe
+from experiments import beginning, recipe
 
 HALF = 'first'
 RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3)
@@ -47,3 +47,7 @@ def sweep(add):
         recipe.learners(number)
         | {'outer.lr': rate, 'outer.momentum': momentum},
       )
+  for number in (4, 8):
+    for name, changes in beginning.BEGINNINGS.items():
+      if changes:
+        add(f'M = {number}{name}', recipe.learners(number) | changes)
