@@ -52,7 +52,7 @@ _OF = flags.DEFINE_string('of', None, 'Folder of the run of one learner.')
 
 def main(config: RunConfig) -> int:
   """Writes the checkpoints; 78 where they would not fit the run."""
-  with config_flags.refusing():
+  with config_flags.refusing(ValueError, OSError, BrokenRecord):
     one = Workdir(pathlib.Path(_OF.value))
     step = begin(config, Workdir(pathlib.Path(_WORKDIR.value)), one)
   print(f'{_WORKDIR.value} begins at step {step}', file=sys.stderr)
