@@ -164,6 +164,8 @@ class ScavengingStudy(Study):
   end: float = 0.75  # Share after which they leave.
   steps: Count = 1000  # Inner steps of each learner if there are no extra ones.
   notice_s: NonNegative = 5.0  # Within which they leave.
+  # Inner steps that a newcomer's copy of a state takes, one row each.
+  copy_steps: each_at_least(0) = (1, 3, 6, 12, 24)
 
   def broken_rules(self):
     if not 0 <= self.begin < self.end <= 1:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learners that come for a part of the work, and go (the paper's Table 4)."""
+"""Learners that come for a part of the work, and go (the paper's Table 4), and
+what it costs that one comes (its Fig. 12).
+"""
 
+import dataclasses
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from diloco.config.simulation import SimulationConfig
 from diloco.fleets.fleet import DecoupledFleet
@@ -28,6 +31,12 @@ FIELDS = (
   Field('bootstrap s', 'bootstrap_s'),
   Field('from a peer', 'peer_bootstraps', 0),
 )
+COSTS = (
+  Field('copy, steps', digits=0),
+  Field('cost, steps', 'cost_steps', 2, spread=True),
+  Field('of the newcomer alone', digits=2),
+  Field('data-parallel', digits=0),
+)
 
 
 def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
@@ -47,6 +56,8 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
     alone_s = records[0][i]['time_s'] if extra else record['time_s']
     record['relative'] = record['time_s'] / alone_s
     records.setdefault(extra, []).append(record)
+  seeds = counted(range(study.seeds), say, lambda i: f'one comes, seed {i}')
+  of_copies = list(zip(*(costs(config, i) for i in seeds)))
   state_gb = 1e-9 * network.params * network.state_bytes_per_param
   return studies.page(
     config,
@@ -61,7 +72,11 @@ def report(config: SimulationConfig, say: Callable[[str], None]) -> ReportPage:
       f'{network.learner_gbps:g} Gbit/s each way that donors share among those '
       'who ask; nobody else stops. The machines are those of a real run.',
     ),
-    (_table(config, records), _chart(config, records)),
+    (
+      _table(config, records),
+      _chart(config, records),
+      _cost_table(config, of_copies),
+    ),
   )
 
 
@@ -114,6 +129,40 @@ def run(config: SimulationConfig, extra: int, i: int) -> Record:
   }
 
 
+def costs(config: SimulationConfig, i: int) -> list[Record]:
+  """Lets one learner come; returns the steps of all that its copy costs.
+
+  That is, for each of `copy_steps`, against a copy that takes no time, in a
+  window in which all of them end.
+  """
+  always, step_s = config.protocol.learners, config.fleet.step_s
+  every = config.protocol.sync_every_steps
+  window = 2 * max(config.study.copy_steps) + every
+
+  def trained(copy: float) -> int:
+    network = studies.network_of(config)
+    bps = 8 * network.state_bytes / (copy * step_s) if copy else float('inf')
+    fleet = DecoupledFleet(
+      config.protocol,
+      studies.fleet_of(config, always + 1),
+      dataclasses.replace(network, learner_bps=bps),
+      config.seed + i,
+      timeline_s=float('inf'),
+    )
+    for learner in range(always):
+      fleet.join(learner)
+    fleet.run(fleet.now_s + every * step_s)
+    fleet.join(always)
+    fleet.run(fleet.now_s + window * step_s)
+    return fleet.tally.tokens
+
+  most, of_a_step = trained(0), config.fleet.tokens * (always + 1)
+  return [
+    {'cost_steps': (most - trained(copy)) / of_a_step}
+    for copy in config.study.copy_steps
+  ]
+
+
 def _papers(config: SimulationConfig) -> dict[str, dict[float, float]]:
   """The paper's times, where learners come for its share of the work."""
   if config.study.end - config.study.begin != 0.5:
@@ -153,6 +202,38 @@ def _table(config: SimulationConfig, records: dict) -> Table:
       'took one in.',
       'bootstrap: from hello to the first step; from a peer: how many took θ '
       'and the inner optimizer from a learner.',
+    ),
+  )
+
+
+def _cost_table(
+  config: SimulationConfig, of_copies: Sequence[Sequence[Record]]
+) -> Table:
+  learners = config.protocol.learners + 1
+  rows = [
+    (
+      {
+        'copy, steps': copy,
+        'of the newcomer alone': copy / learners,
+        'data-parallel': copy,
+      },
+      runs,
+    )
+    for copy, runs in zip(config.study.copy_steps, of_copies)
+  ]
+  return studies.table(
+    'upsizing',
+    'What it costs that a learner comes',
+    COSTS,
+    rows,
+    (
+      'copy: inner steps that θ and its moments are on their way from a peer.',
+      f'cost: steps of all {learners} learners that are not made, against a '
+      f'copy that takes no time. {studies.over(config.study.seeds)}',
+      'of the newcomer alone: if nobody but the newcomer waits for its copy; '
+      'data-parallel: if all do.',
+      'The paper (Fig. 12) has no cost up to 6 steps, and from 24 on that of '
+      'data-parallel.',
     ),
   )
 

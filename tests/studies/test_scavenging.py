@@ -16,8 +16,8 @@ def report_of(gbps=100.0, said=None, **study):
   return scavenging.report(simulation.build(config), say)
 
 
-def rows_of(report):
-  table = report.parts[0]
+def rows_of(report, part=0):
+  table = report.parts[part]
   names = [column.name for column in table.columns]
   return {row[0]: dict(zip(names, row)) for row in table.rows}
 
@@ -54,3 +54,13 @@ def test_a_slow_link_costs_time_but_stops_nobody():
   slow = rows_of(report_of(gbps=2.0, steps=100, extra=(4,)))[100]
   assert 0.77 < slow['relative time'] <= 1.01
   assert slow['closed form'] == 0.75
+
+
+def test_who_comes_costs_little_more_than_its_own_wait():
+  """The slow link also carries the fragments, which none may wait for."""
+  report = report_of(steps=60, extra=(0,), copy_steps=(1, 24))
+  for copy, row in rows_of(report, part=2).items():
+    alone = row['of the newcomer alone']
+    assert alone == pytest.approx(copy / 5)
+    assert alone <= row['cost, steps'] < 1.6 * alone
+    assert row['data-parallel'] == copy
