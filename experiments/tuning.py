@@ -16,7 +16,7 @@ Look at: the loss of the average, and its standard deviation over seeds.
 from experiments import beginning, recipe
 
 HALF = 'first'
-RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 22e-3)
+RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 22e-3, 32e-3)
 FINALS = (0.0, 0.1)
 OUTER = ((1.0, 0.0), (0.8, 0.5), (0.6, 0.7), (0.4, 0.8))
 
