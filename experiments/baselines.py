@@ -20,7 +20,7 @@ get_config = study.base('baselines')
 
 def systems():
   """Changes of a configuration such as the above, by the system's name."""
-  parallel = recipe.DATA_PARALLEL
+  parallel = study.PARALLEL
   all_learners = {
     'protocol.quorum': 0,
     'protocol.grace_cap_steps': 0.0,

@@ -9,7 +9,7 @@ router's bias, which is averaged outside the outer step.
 Look at: the cross-entropy of each system.
 """
 
-from experiments import recipe, study
+from experiments import study
 
 BIAS_RATE = 1e-3  # Of DeepSeek-V3.
 TOP_K = 2
@@ -28,7 +28,7 @@ def sweep(add):
   """Dense and mixture, data-parallel and decoupled, without and with bias."""
   biased = {'model.router_bias_rate': BIAS_RATE}
   dense = {'model.kind': 'decoder', 'model.d_ff': 192}
-  parallel = recipe.DATA_PARALLEL
+  parallel = study.PARALLEL
   add('dense, data-parallel', parallel | dense)
   add('dense, decoupled', dense, against='dense, data-parallel')
   add('MoE, data-parallel', parallel, against='dense, data-parallel')

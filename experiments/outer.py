@@ -8,7 +8,7 @@ of that length.
 Look at: the best pair by number of learners and by run length.
 """
 
-from experiments import recipe, scales, study
+from experiments import scales, study
 
 SETTINGS = ((1.0, 0.0), (0.4, 0.8), (0.6, 0.7), (0.6, 0.85), (0.7, 0.9))
 
@@ -29,6 +29,6 @@ def sweep(add):
   study.add_variants(add, variants, places)
   longer = scales.steps_of(3 * study.STEPS)
   reference = f'{study.DATA_PARALLEL}, three times the steps'
-  add(reference, longer | recipe.DATA_PARALLEL)
+  add(reference, longer | study.PARALLEL)
   for name, outer in settings.items():
     add(f'three times the steps, {name}', longer | outer, against=reference)

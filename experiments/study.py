@@ -24,6 +24,8 @@ SEQUENCES = 16  # In one step of all learners together, whatever their number.
 STEPS = 600
 BASE = 'decoupled'  # The variant with nothing changed.
 DATA_PARALLEL = 'data-parallel'
+# Its rate falls to 0, which is best where no average is taken at the end.
+PARALLEL = recipe.DATA_PARALLEL | {'inner.final_fraction': 0.0}
 
 
 def base(name: str) -> Callable[..., ml_collections.ConfigDict]:
@@ -44,7 +46,7 @@ def add_variants(
     places: of variants in charts, by label.
     at: places of the unchanged variant.
   """
-  add(DATA_PARALLEL, recipe.DATA_PARALLEL)
+  add(DATA_PARALLEL, PARALLEL)
   add(BASE, {}, against=DATA_PARALLEL, at=at)
   for label, changes in variants.items():
     add(label, changes, against=DATA_PARALLEL, at=places.get(label, ()))

@@ -18,6 +18,7 @@ from experiments import beginning, recipe
 HALF = 'first'
 RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 22e-3, 32e-3)
 FINALS = (0.0, 0.1)
+HIGHER = (11e-3, 16e-3)
 OUTER = ((1.0, 0.0), (0.8, 0.5), (0.6, 0.7), (0.4, 0.8))
 
 
@@ -51,3 +52,11 @@ def sweep(add):
     for name, changes in beginning.BEGINNINGS.items():
       if changes:
         add(f'M = {number}{name}', recipe.learners(number) | changes)
+  # Does a beginning let learners train at a rate at which they else may not?
+  for rate in HIGHER:
+    for name, changes in beginning.BEGINNINGS.items():
+      if len(changes) == 1:
+        add(
+          f'M = 4, rate {rate:g}{name}',
+          recipe.learners(4) | changes | {'inner.lr': rate},
+        )
