@@ -19,6 +19,8 @@ HALF = 'first'
 RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 22e-3, 32e-3)
 FINALS = (0.0, 0.1)
 HIGHER = (11e-3, 16e-3)
+# b1 and b2; the default is 0.9, 0.95. A learner's steps have fewer tokens.
+MEMORIES = ((0.9, 0.9), (0.9, 0.98), (0.95, 0.95), (0.95, 0.98))
 OUTER = ((1.0, 0.0), (0.8, 0.5), (0.6, 0.7), (0.4, 0.8))
 
 
@@ -41,6 +43,10 @@ def sweep(add):
             'inner.final_fraction': final,
           }
           add(label, changes | schedule)
+  for side, changes in sides.items():
+    for b1, b2 in MEMORIES:
+      memory = {'inner.b1': b1, 'inner.b2': b2}
+      add(f'{side}, b1 {b1:g}, b2 {b2:g}', changes | memory)
   for number in recipe.LEARNERS:
     for rate, momentum in OUTER:
       add(
