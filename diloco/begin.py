@@ -3,16 +3,16 @@
 
   python -m diloco.begin --config=… --of=ONE --workdir=RUN
 
-While losses fall fast, learners of few tokens drift apart: a run is better for
-a data-parallel start. ONE is the folder of a run of a single learner with the
-batch of all: --config=… --config.protocol.learners=1 --config.data.batch=….
-Of its newest checkpoint, s steps old, this makes one of the syncer and of each
-learner of RUN, as if they had made those s steps: same rows, same schedules.
+ONE is the folder of a run of a single learner with the batch of all: --config=…
+--config.protocol.learners=1 --config.data.batch=…. Of its newest checkpoint, of
+step s, this makes one of the syncer and of each learner of RUN, as if they had
+made those s steps: its rows are theirs, and RUN's schedules are at s.
 `launch.local` with the same --config and --workdir goes on from there.
 """
 
 import dataclasses
 import json
+import math
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -33,6 +33,7 @@ from diloco.learner.restore import progress_of
 from diloco.metrics import files
 from diloco.metrics.workdir import Workdir, folder_at, learner_name
 from diloco.numerics import outer
+from diloco.numerics.optimizers import OUTER
 from diloco.protocol.learner.bootstrap import Start
 from diloco.protocol.syncer.state import LearnerAccount, Ledger
 from diloco.protocol.values import Ema
@@ -40,10 +41,9 @@ from diloco.run.command import run_command
 from diloco.run.spec import RunSpec, make_run_spec
 from diloco.syncer.outer_state import OuterState
 from diloco.syncer.stats import RunStats
-from diloco.syncer.storage import ShardDisk, SyncerDisk
+from diloco.syncer.storage import ShardDisk, StatesDisk, SyncerDisk
 
-# Counts of rounds in the states of ours, and of optax's schedules.
-ROUNDS = 'rounds', 'count'
+ROUNDS = 'rounds'  # Of the outer optimizer's state, where that anneals.
 SAVED_S = 3600.0  # Limit for one checkpoint.
 
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of the run.')
@@ -61,15 +61,18 @@ def main(config: RunConfig) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-  """What a run begins with, on the host.
+  """Parameters and inner state that all learners begin with, on the host.
 
   Attributes:
     step: s, steps of all learners together that led there.
+    batches: of all learners together, that were taken of the data; more than s
+      where the run lost steps.
     params: path -> f32 array.
     inner: the inner optimizer's state.
   """
 
   step: int
+  batches: int
   params: Mapping[str, np.ndarray]
   inner: Any
 
@@ -164,8 +167,13 @@ def read(run_spec: RunSpec, batch: int, one: Workdir) -> Beginning:
       f'{flag}: has no checkpoint of this model and inner optimizer'
     )
   arrays = saved.arrays
-  step = saved.meta['progress']['step']
-  return Beginning(step, arrays['params'], arrays['optimizer'])
+  progress = saved.meta['progress']
+  return Beginning(
+    progress['step'],
+    math.ceil(progress['rows'] / batch),
+    arrays['params'],
+    arrays['optimizer'],
+  )
 
 
 def _write_syncer(
@@ -181,7 +189,7 @@ def _write_syncer(
     model = _outer_state(run_spec, beginning, versions, shard)
     disk = ShardDisk(run_spec, workdir, shard, model)
     disk.save(closed, wait=True)
-    disk.close()
+    _close(disk)
   model = (
     _outer_state(run_spec, beginning, versions, 0) if shards > 1 else whole
   )
@@ -193,7 +201,7 @@ def _write_syncer(
     closed_round=closed,
     versions=versions,
     accounts=tuple(
-      (learner, LearnerAccount(rows=beginning.step * batch))
+      (learner, LearnerAccount(rows=beginning.batches * batch))
       for learner, batch in enumerate(batches)
     ),
     quorum_s=Ema(),
@@ -204,8 +212,13 @@ def _write_syncer(
   )
   disk.save_last(ledger, whole.crcs())
   disk.commit(ledger, whole.crcs())
-  disk.close()
+  _close(disk)
   return versions
+
+
+def _close(disk: StatesDisk):
+  if not disk.close(SAVED_S):
+    raise OSError('a checkpoint of the syncer was not written')
 
 
 def _outer_state(
@@ -225,18 +238,22 @@ def _outer_state(
       dataclasses.replace(
         state,
         version=versions[p],
-        optimizer_state=_after(state.optimizer_state, versions[p]),
+        optimizer_state=_after(run_spec, state.optimizer_state, versions[p]),
       ),
     )
   return model
 
 
-def _after(state: Any, rounds: int) -> Any:
-  """Returns an outer optimizer's state with its counts of rounds set."""
-  for name in ROUNDS:
-    if optax.tree_utils.tree_get_all_with_path(state, name):
-      state = optax.tree_utils.tree_set(state, **{name: np.int32(rounds)})
-  return state
+def _after(run_spec: RunSpec, state: Any, rounds: int) -> Any:
+  """Returns an outer optimizer's state that anneals as after so many rounds.
+
+  Adam's count stays 0: it is of what is in its moments.
+  """
+  kind = OUTER.get(run_spec.config.outer.optimizer)
+  counts = optax.tree_utils.tree_get_all_with_path(state, ROUNDS)
+  if not (kind and kind.anneals and counts):
+    return state
+  return optax.tree_utils.tree_set(state, **{ROUNDS: np.int32(rounds)})
 
 
 def _write_learner(
@@ -250,7 +267,7 @@ def _write_learner(
   config, step = run_spec.config, beginning.step
   bases = run_spec.fragments_of(beginning.params)
   crcs = whole_replica(run_spec, bases, versions).crcs()
-  rows = step * config.data.batch
+  rows = beginning.batches * config.data.batch
   # No tokens: what led there was trained by another.
   start = Start(
     source='the beginning',
@@ -274,7 +291,7 @@ def _write_learner(
   held = HeldState(dict(beginning.params), beginning.inner)
   records.save_state(step, held, lambda: dict(enumerate(bases)), progress)
   records.close(SAVED_S)
-  if records.failed:
+  if records.failed or not records.wait(0.0):
     raise OSError(f'the checkpoint of learner {learner} was not written')
 
 

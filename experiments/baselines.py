@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What loss and goodput does each way of training on several machines reach?
+"""How good is each way to train on several machines, in loss and goodput?
 
 Decoupled DiLoCo beside synchronous DiLoCo, streaming DiLoCo, plain and elastic
 data-parallel, all with the same number of tokens, and one learner alone with a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do failing learners cost in loss, at equal numbers of merged tokens?
+"""How much loss do failing learners cost, at equal numbers of merged tokens?
 
 Each learner dies at random (a Poisson process) and is away for 100 steps, so
 that it misses a tenth, about a third, or half of its time. A death also loses

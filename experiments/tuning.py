@@ -18,7 +18,7 @@ from experiments import beginning, recipe
 HALF = 'first'
 RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 22e-3, 32e-3)
 FINALS = (0.0, 0.1)
-HIGHER = (11e-3, 16e-3)
+HIGHER = (11e-3, 16e-3)  # Than the rate that is best for M = 4.
 # b1 and b2; the default is 0.9, 0.95. A learner's steps have fewer tokens.
 MEMORIES = ((0.8, 0.95), (0.9, 0.9), (0.9, 0.98), (0.95, 0.95), (0.95, 0.98))
 OUTER = ((1.0, 0.0), (0.8, 0.5), (0.6, 0.7), (0.4, 0.8))

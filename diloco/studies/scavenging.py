@@ -14,6 +14,7 @@ from diloco.fleets.systems import DECOUPLED, scavenging_time
 from diloco.metrics import figures
 from diloco.metrics.run_progress import counted
 from diloco.pages.parts import Chart, Line, ReportPage, Table
+from diloco.simulator.network import Network
 from diloco.studies import study as studies
 from diloco.studies.study import Field, Record
 
@@ -84,13 +85,7 @@ def run(config: SimulationConfig, extra: int, i: int) -> Record:
   """Runs until all have trained as many tokens as the permanent ones would."""
   study, always = config.study, config.protocol.learners
   tokens = study.steps * always * config.fleet.tokens
-  fleet = DecoupledFleet(
-    config.protocol,
-    studies.fleet_of(config, always + extra),
-    studies.network_of(config),
-    config.seed + i,
-    timeline_s=float('inf'),  # For the bootstraps.
-  )
+  fleet = _fleet(config, always + extra, i, studies.network_of(config))
 
   def train(share: float):
     bound_s = PATIENCE * study.steps * config.fleet.step_s
@@ -137,18 +132,13 @@ def costs(config: SimulationConfig, i: int) -> list[Record]:
   """
   always, step_s = config.protocol.learners, config.fleet.step_s
   every = config.protocol.sync_every_steps
-  window = 2 * max(config.study.copy_steps) + every
+  window = 2 * max(config.study.copy_steps, default=0) + every
 
   def trained(copy: float) -> int:
     network = studies.network_of(config)
     bps = 8 * network.state_bytes / (copy * step_s) if copy else float('inf')
-    fleet = DecoupledFleet(
-      config.protocol,
-      studies.fleet_of(config, always + 1),
-      dataclasses.replace(network, learner_bps=bps),
-      config.seed + i,
-      timeline_s=float('inf'),
-    )
+    network = dataclasses.replace(network, learner_bps=bps)
+    fleet = _fleet(config, always + 1, i, network)
     for learner in range(always):
       fleet.join(learner)
     fleet.run(fleet.now_s + every * step_s)
@@ -161,6 +151,18 @@ def costs(config: SimulationConfig, i: int) -> list[Record]:
     {'cost_steps': (most - trained(copy)) / of_a_step}
     for copy in config.study.copy_steps
   ]
+
+
+def _fleet(
+  config: SimulationConfig, learners: int, i: int, network: Network
+) -> DecoupledFleet:
+  return DecoupledFleet(
+    config.protocol,
+    studies.fleet_of(config, learners),
+    network,
+    config.seed + i,
+    timeline_s=float('inf'),  # For the bootstraps.
+  )
 
 
 def _papers(config: SimulationConfig) -> dict[str, dict[float, float]]:

@@ -71,9 +71,10 @@ class StatesDisk:
     """Locks the folder; call it first. See `SyncerRecords.occupy`."""
     self._records.occupy()
 
-  def close(self):
-    """Waits for the save in progress."""
-    self._records.close(CLOSE_S)
+  def close(self, timeout_s: float = CLOSE_S) -> bool:
+    """Waits for the save in progress; returns True if all were made."""
+    self._records.close(timeout_s)
+    return self._records.wait(0.0) and not self._records.failed
 
   def _same_run(self, begun: dict) -> dict:
     """Returns the fingerprints that a run begun with these has now.

@@ -57,7 +57,9 @@ def _one(folder, **changes):
   )
   bases = dict(enumerate(run_spec.fragments_of(params)))
   held = HeldState(params, inner)
-  records.save_state(STEP, held, lambda: bases, {'step': STEP})
+  # It has lost a step: its rows are taken all the same.
+  progress = {'step': STEP, 'rows': (STEP + 1) * rows}
+  records.save_state(STEP, held, lambda: bases, progress)
   records.close(60.0)
   files.write_json(one.config, dataclasses.asdict(config))
   return one, params, inner
@@ -84,7 +86,7 @@ def test_all_learners_go_on_from_parameters_and_moments(tmp_path, shards):
     )  # fmt: skip
     restored = restore.restore(run.run_spec, run.programs, records)
     start = restored.start
-    assert (start.step, start.rows) == (STEP, STEP * config.data.batch)
+    assert (start.step, start.rows) == (STEP, (STEP + 1) * config.data.batch)
     _equal(restored.params, params)
     _equal(restored.inner_state, inner)
   run.finish()
@@ -142,3 +144,16 @@ def test_a_folder_in_use_is_refused(tmp_path):
   one, _, _ = _one(tmp_path / 'one')
   with pytest.raises(ValueError, match='holds something'):
     begin.begin(_config(), Workdir(tmp_path / 'one'), one)
+
+
+def test_an_outer_adam_begins_with_no_rounds_behind_it(tmp_path):
+  """Its count corrects moments that are still 0."""
+  one, _, _ = _one(tmp_path / 'one')
+  own = {'outer.optimizer': 'adam', 'outer.anneal_fraction': 0.0}
+  config, workdir = _config(**own), Workdir(tmp_path / 'run')
+  begin.begin(config, workdir, one)
+  run_spec = make_run_spec(config)
+  model = OuterState(run_spec)
+  SyncerDisk(run_spec, workdir, model, RunStats(config)).begin()
+  assert [model.state(p).version > 0 for p in model.owned] == [True, True]
+  assert [model.state(p).optimizer_state.rounds for p in model.owned] == [0, 0]
