@@ -141,7 +141,8 @@ class HostListener:
     self._listener = multiprocessing.connection.Listener(
       (host, port), family='AF_INET', backlog=64
     )
-    threading.Thread(target=self._listen, daemon=True).start()
+    self._listening = threading.Thread(target=self._listen, daemon=True)
+    self._listening.start()
 
   @property
   def address(self) -> tuple[str, int]:
@@ -173,6 +174,8 @@ class HostListener:
     # Otherwise the thread would block in accept on a closed descriptor.
     with contextlib.suppress(OSError):
       socket.create_connection(self.address, timeout=1.0).close()
+    # While it is in accept the kernel still lets in who comes, to reset it.
+    self._listening.join(timeout=1.0)
     self._listener.close()
 
   def _listen(self):
