@@ -19,6 +19,12 @@ HALF = 'first'
 RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 22e-3, 32e-3)
 FINALS = (0.0, 0.1)
 HIGHER = (11e-3, 16e-3)  # Than the rate that is best for M = 4.
+# Of other numbers of learners, whose steps have more or fewer tokens.
+RATES_OF = {
+  1: (8e-3, 11e-3, 16e-3, 22e-3),
+  2: (5.6e-3, 8e-3, 11e-3, 16e-3),
+  8: (4e-3, 5.6e-3, 8e-3, 11e-3),
+}
 # b1 and b2; the default is 0.9, 0.95. A learner's steps have fewer tokens.
 MEMORIES = ((0.8, 0.95), (0.9, 0.9), (0.9, 0.98), (0.95, 0.95), (0.95, 0.98))
 OUTER = ((1.0, 0.0), (0.8, 0.5), (0.6, 0.7), (0.4, 0.8))
@@ -47,6 +53,12 @@ def sweep(add):
     for b1, b2 in MEMORIES:
       memory = {'inner.b1': b1, 'inner.b2': b2}
       add(f'{side}, b1 {b1:g}, b2 {b2:g}', changes | memory)
+  for number, rates in RATES_OF.items():
+    for rate in rates:
+      add(
+        f'M = {number}, rate {rate:g}',
+        recipe.learners(number) | {'inner.lr': rate},
+      )
   for number in recipe.LEARNERS:
     for rate, momentum in OUTER:
       add(
