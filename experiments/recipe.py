@@ -68,6 +68,9 @@ def sweep(add):
   add(LABEL, DATA_PARALLEL)
   for number in LEARNERS:
     add(f'M = {number}', learners(number), against=LABEL, at=place(number))
+  paper = {f'protocol.{key}': value for key, value in scales.PAPER.items()}
+  changes = learners(scales.PAPER['learners']) | paper
+  add("the paper's P, H and τ, M = 8", changes, against=LABEL)
   for number in (4, 8):
     changes = learners(number) | LOCK_STEP
     add(f'lock-step, M = {number}', changes, against=f'M = {number}')

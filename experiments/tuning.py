@@ -27,6 +27,8 @@ RATES_OF = {
 }
 # b1 and b2; the default is 0.9, 0.95. A learner's steps have fewer tokens.
 MEMORIES = ((0.8, 0.95), (0.9, 0.9), (0.9, 0.98), (0.95, 0.95), (0.95, 0.98))
+# What else may suit a learner, whose gradients are noisier, less than all.
+OTHERS = {'inner.weight_decay': (0.03, 0.3), 'inner.clip_norm': (0.3, 3.0)}
 OUTER = ((1.0, 0.0), (0.8, 0.5), (0.6, 0.7), (0.4, 0.8))
 
 
@@ -53,6 +55,9 @@ def sweep(add):
     for b1, b2 in MEMORIES:
       memory = {'inner.b1': b1, 'inner.b2': b2}
       add(f'{side}, b1 {b1:g}, b2 {b2:g}', changes | memory)
+    for key, values in OTHERS.items():
+      for value in values:
+        add(f'{side}, {key} {value:g}', changes | {key: value})
   for number, rates in RATES_OF.items():
     for rate in rates:
       add(

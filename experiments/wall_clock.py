@@ -39,8 +39,14 @@ def main(path: str | None) -> None:
   worth = {m: tokens_worth(losses, f'M = {m}') for m in LEARNERS}
   for m, share in worth.items():
     print(f'M = {m}: data-parallel has its loss with {share:.1%} of the tokens')
+  print('Loss against elastic data-parallel after equal wall-clock, in %:')
   for line in of_fleets(losses, worth):
-    print(line.label, *(f'{y:+.2f}' for y in line.ys))
+    told = (f'{x:,.0f} chips {y:+.2f}' for x, y in zip(line.xs, line.ys))
+    print(f'{line.label}:', *told, sep='  ')
+  for line in picture(losses, worth).lines:
+    ahead = [x for x, y in zip(line.xs, line.ys) if y < 0]
+    told = f'ahead up to {max(ahead):.3g} Gbit/s' if ahead else 'behind'
+    print(f'{line.label}, {OF_LINKS:,.0f} chips, two sites: {told}')
   if path:
     figures.save(picture(losses, worth), pathlib.Path(path))
 

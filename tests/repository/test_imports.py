@@ -138,6 +138,7 @@ experiments/four_bits.py: numpy
 experiments/wall_clock.py: diloco.config.simulation diloco.fleets diloco.pages
   diloco.studies.bandwidth diloco.sweeps experiments
 experiments/churn.py: diloco.fleets.failures experiments
+experiments/fragmentation.py: diloco.sizing.memory diloco.sweeps experiments
 LAUNCH: CONFIG absl diloco.config.hardware diloco.metrics
   diloco.monitoring.monitor_flags diloco.pages.figures diloco.pages.text_tables
   diloco.protocol diloco.run.bind_policy diloco.run.initial_weights
