@@ -25,9 +25,10 @@ P = H = 24, τ = 2), quicktest.
 from experiments import scales
 
 SEQUENCES = 32  # In one step of all learners together.
-# Data-parallel is best with twice the rate of four learners, as a step of four
-# times their tokens would have it.
-DATA_PARALLEL = {'lab.system': 'data_parallel', 'inner.lr': 16e-3}
+DATA_PARALLEL = {
+  'lab.system': 'data_parallel',
+  'inner.lr': scales.rate_of(SEQUENCES),
+}
 LABEL = 'data-parallel'
 STEPS = scales.SMALL_STEPS
 LEARNERS = (1, 2, 4, 8)

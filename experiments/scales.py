@@ -20,6 +20,9 @@ from experiments import common
 TOKENS_PER_PARAMETER = 20  # Hoffmann et al., 2022: about compute-optimal.
 SMALL_STEPS = 2000
 SMALL = 'small'
+# By sequences of a learner's step, the best rate of `tuning.py` where it is not
+# the usual one.
+SMALL_RATES = {16: 11e-3, 32: 16e-3}
 FINAL_EVAL_BATCHES = 256
 # Its P, H, τ, K, M and the cap of the grace window, in steps.
 PAPER = {
@@ -126,7 +129,9 @@ def scaled(
   apply(config, args.scale)
   steps = args.steps
   if args.scale == SMALL:
-    config.data.update(batch=sequences // args.learners, shards=args.learners)
+    rows = sequences // args.learners
+    config.data.update(batch=rows, shards=args.learners)
+    config.inner.lr = rate_of(rows)
     steps = steps or small_steps
   if steps:  # Else as many as the scale has.
     config.update_from_flattened_dict(steps_of(steps))
@@ -140,11 +145,18 @@ def steps_of(number: int) -> dict[str, object]:
 
 def learners(number: int, sequences: int) -> dict[str, object]:
   """Changes: so many learners with the sequences of a step between them."""
+  rows = sequences // number
   return {
     'protocol.learners': number,
-    'data.batch': sequences // number,
+    'data.batch': rows,
     'data.shards': number,
+    'inner.lr': rate_of(rows),
   }
+
+
+def rate_of(rows: int) -> float:
+  """Returns the inner rate of a small learner with so many rows a step."""
+  return SMALL_RATES.get(rows, SCALES[SMALL]['inner']['lr'])
 
 
 def apply(

@@ -29,6 +29,8 @@ RATES_OF = {
 MEMORIES = ((0.8, 0.95), (0.9, 0.9), (0.9, 0.98), (0.95, 0.95), (0.95, 0.98))
 # What else may suit a learner, whose gradients are noisier, less than all.
 OTHERS = {'inner.weight_decay': (0.03, 0.3), 'inner.clip_norm': (0.3, 3.0)}
+# The rate at which the outer steps of M learners are compared.
+OUTER_AT = {1: 16e-3, 2: 11e-3, 4: 8e-3, 8: 8e-3}
 OUTER = ((1.0, 0.0), (0.8, 0.5), (0.6, 0.7), (0.4, 0.8))
 
 
@@ -60,26 +62,23 @@ def sweep(add):
         add(f'{side}, {key} {value:g}', changes | {key: value})
   for number, rates in RATES_OF.items():
     for rate in rates:
+      add(f'M = {number}, rate {rate:g}', _at(number, rate))
+  for number, rate in OUTER_AT.items():
+    for outer, momentum in OUTER:
       add(
-        f'M = {number}, rate {rate:g}',
-        recipe.learners(number) | {'inner.lr': rate},
-      )
-  for number in recipe.LEARNERS:
-    for rate, momentum in OUTER:
-      add(
-        f'M = {number}, outer {rate:g}, {momentum:g}',
-        recipe.learners(number)
-        | {'outer.lr': rate, 'outer.momentum': momentum},
+        f'M = {number}, rate {rate:g}, outer {outer:g}, {momentum:g}',
+        _at(number, rate) | {'outer.lr': outer, 'outer.momentum': momentum},
       )
   for number in (4, 8):
     for name, changes in beginning.BEGINNINGS.items():
       if changes:
-        add(f'M = {number}{name}', recipe.learners(number) | changes)
+        add(f'M = {number}{name}', _at(number, OUTER_AT[number]) | changes)
   # Does a beginning let learners train at a rate at which they else may not?
   for rate in HIGHER:
     for name, changes in beginning.BEGINNINGS.items():
       if len(changes) == 1:
-        add(
-          f'M = 4, rate {rate:g}{name}',
-          recipe.learners(4) | changes | {'inner.lr': rate},
-        )
+        add(f'M = 4, rate {rate:g}{name}', _at(4, rate) | changes)
+
+
+def _at(number, rate):
+  return recipe.learners(number) | {'inner.lr': rate}
