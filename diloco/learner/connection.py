@@ -23,7 +23,7 @@ from diloco.transport.sockets import HostUnknown
 ATTEMPT_S = 2.0  # For one attempt to connect.
 RETRY_S = (0.1, 0.5)  # Pause between attempts: the first, and the longest.
 TELL_EVERY_S = 5.0  # Interval of the log line that there is no syncer.
-INQUIRE_S = 10.0  # For the answer to an inquiry.
+INQUIRE_S = 10.0  # For an inquiry to be heard, and for its answer.
 RISES_MAX = 8  # For a process overtaken by others before it is admitted.
 
 
@@ -203,7 +203,7 @@ def why_refused(
   answers: queue.SimpleQueue = queue.SimpleQueue()
   client = ControlClient(address, answers.put, answers.put, access=access)
   try:
-    client.connect(ATTEMPT_S)
+    client.connect(INQUIRE_S)  # At once, if nobody listens.
     client.send(inquiry)
     answer = answers.get(timeout=INQUIRE_S)
   except NotAdmitted:

@@ -81,7 +81,8 @@ class HostConnection:
   def close(self, timeout_s: float) -> None:
     """Sends what is queued, then ends; no sent message is lost."""
     self._closed.set()
-    self._queue.put(None)
+    with contextlib.suppress(queue.Full):  # Who does not read is cut off.
+      self._queue.put_nowait(None)
     reader, writer = self._threads
     writer.join(timeout_s)
     # If closed while a thread reads, its descriptor number might be reused.
@@ -171,11 +172,11 @@ class HostListener:
   def close(self) -> None:
     """Accepts no further connections."""
     self._closed.set()
-    # Otherwise the thread would block in accept on a closed descriptor.
+    # Wakes the thread. While it is in accept on a descriptor that is closed the
+    # kernel still lets in who comes, to reset it.
     with contextlib.suppress(OSError):
       socket.create_connection(self.address, timeout=1.0).close()
-    # While it is in accept the kernel still lets in who comes, to reset it.
-    self._listening.join(timeout=1.0)
+      self._listening.join()
     self._listener.close()
 
   def _listen(self):

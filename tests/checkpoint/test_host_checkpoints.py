@@ -19,7 +19,7 @@ from tests.processes.processes import START_S
 pytestmark = pytest.mark.beside
 
 MODULE = 'tests.checkpoint.host_checkpoints'
-DEAD_S = 15.0  # A host that is dead is not waited for longer.
+DEAD_S = 50.0  # Less than a save waits for a host that is dead: `SAVE_S`.
 
 
 def _run(folder, task: str, hosts: int, devices: int) -> list[dict]:
@@ -118,7 +118,7 @@ def test_a_host_that_is_killed_in_a_save_leaves_the_step_before(tmp_path):
   try:
     killed.wait(START_S)
     assert killed.returncode == -signal.SIGKILL
-    survivor.wait(DEAD_S)
+    survivor.communicate(timeout=DEAD_S)
   finally:
     for host in (survivor, killed):
       host.kill()

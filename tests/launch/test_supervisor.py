@@ -23,6 +23,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.beside
 
 DEADLINE_S = 120.0
+SHORT_S = 0.3  # That others may go on, where a test waits for the end of it.
 FOREVER = 'import signal\nwhile True: signal.pause()'
 DEAF = 'import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n'
 READY = 'print("ready", flush=True)\n'
@@ -57,7 +58,7 @@ def learner(name='learner-0', what='stay', hosts=2):
 class Run:
   """Roles under a supervisor, and what was told of their processes."""
 
-  def __init__(self, folder, *roles, restarts_max=3, linger_s=0.3, **more):
+  def __init__(self, folder, *roles, restarts_max=3, linger_s=60.0, **more):
     self.folder = folder
     self.events = []
     self.supervisor = Supervisor(
@@ -278,7 +279,7 @@ def test_an_exception_leaves_no_process(tmp_path):
 
 def test_when_the_run_ends_those_who_stay_are_stopped(tmp_path):
   end = role('end', 'pass', ends_run=True)
-  with Run(tmp_path, end, role('a', FOREVER)) as run:
+  with Run(tmp_path, end, role('a', FOREVER), linger_s=SHORT_S) as run:
     run.until_over()
   assert run.failure is None
   assert run.those('stopped') == ['a']
@@ -299,7 +300,8 @@ def test_when_the_run_has_ended_nobody_is_started_again(tmp_path):
 def test_a_run_that_all_others_have_left_does_not_go_on(tmp_path):
   """An optional process does not keep it alive either."""
   end, other = role('end', FOREVER, ends_run=True), role('a', 'pass')
-  with Run(tmp_path, end, other, role('b', FOREVER, optional=True)) as run:
+  more = role('b', FOREVER, optional=True)
+  with Run(tmp_path, end, other, more, linger_s=SHORT_S) as run:
     run.until_over()
   assert run.failure == 'end goes on though all others have finished'
 
@@ -427,7 +429,8 @@ def test_they_share_a_secret_that_is_new_at_each_start(tmp_path):
   ],
 )
 def test_when_one_has_left(tmp_path, codes, told, failure):
-  with Run(tmp_path, learner(what=codes), restarts_max=0) as run:
+  more = {'linger_s': SHORT_S} if codes == '0,-' else {}
+  with Run(tmp_path, learner(what=codes), restarts_max=0, **more) as run:
     run.until_over()
     assert run.told('learner-0.1')[-len(told) :] == told
     assert run.failure == failure

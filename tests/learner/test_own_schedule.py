@@ -32,7 +32,7 @@ def test_the_recorded_rate_is_that_of_the_step(tmp_path, monkeypatch):
     step_floor_s=0.02,
     checkpoint={'learner_every_steps': 0},
     progress='own',
-    total_steps=200,
+    total_steps=600,
   )
   run.start_syncer()
   first = run.start(0)

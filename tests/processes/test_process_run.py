@@ -28,9 +28,9 @@ def killed(tmp_path_factory):
   """A run to its end, in which learner 1 is killed and comes back."""
   with _launched(
     tmp_path_factory.mktemp('killed'),
-    'protocol.total_steps=300',
+    'protocol.total_steps=340',
     'run.step_floor_s=0.2',  # It lasts until learner 1 is there again.
-    "faults=('kill learner 1 at 0.2',)",
+    "faults=('kill learner 1 at 0.1',)",
     'protocol.patience=6.0',
     'run.eval_every_rounds=16',
   ) as processes:

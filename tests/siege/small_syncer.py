@@ -13,6 +13,7 @@ from diloco.protocol.config import ProtocolConfig
 from diloco.protocol.syncer import events as syncer_events
 from diloco.protocol.syncer.machine import Syncer
 from diloco.transport import control_client, control_server, wire
+from diloco.transport.control_channel import ControlLimits
 
 RUN, PRINTS = 'run', {'config': 'c0ffee'}
 CONFIG = ProtocolConfig(
@@ -31,6 +32,8 @@ CONFIG = ProtocolConfig(
   blend='replace',
 )
 IDS = 16
+# Frozen with the machine, it is no session that never says hello.
+PATIENT = ControlLimits(handshake_s=600.0)
 HONEST = 9  # No attacker says that it were this one.
 PAUSE_S = 0.005  # Between two steps of an honest learner.
 WAIT_S = 60.0
@@ -106,6 +109,7 @@ class SmallSyncer:
     self._lock = threading.Lock()
     self._sessions: dict[tuple[int, int], control_server.ControlSession] = {}
     self._keys: dict[control_server.ControlSession, tuple[int, int]] = {}
+    options.setdefault('limits', PATIENT)
     self.server = control_server.ControlServer(
       '127.0.0.1:0', self._on_message, self._on_closed, **options
     )

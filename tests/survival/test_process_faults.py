@@ -27,6 +27,7 @@ def running(tmp_path_factory):
     f'protocol.patience={SILENT_S / SILENCE_FLOOR_S}',
     'protocol.grace_cap_steps=0.0',
     'protocol.quorum=2',
+    'checkpoint.learner_every_steps=0',  # Its import may hold a process.
   )
   root = tmp_path_factory.mktemp('faults')
   with Processes(root, *BOWL, *SLOW, *ENDLESS, *overrides) as processes:

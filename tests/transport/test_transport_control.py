@@ -35,7 +35,9 @@ HELLO = messages.Hello(
   addresses=('memory://0/1',),
 )
 READY = messages.Ready(0, 'the test')
-PATIENT = control_channel.ControlLimits(close_s=WAIT_S)
+PATIENT = control_channel.ControlLimits(
+  handshake_s=WAIT_S, close_s=WAIT_S
+)
 
 
 class Server(control_server.ControlServer):

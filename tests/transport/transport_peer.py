@@ -9,6 +9,7 @@ import numpy as np
 
 from diloco.protocol import messages
 from diloco.transport import control_server, data_plane, planes
+from diloco.transport.control_channel import ControlLimits
 
 
 class Peer:
@@ -56,6 +57,7 @@ class Peer:
         messages.Refusal('heard', final=False)
       ),
       lambda session, reason: None,
+      limits=ControlLimits(handshake_s=600.0),  # It may be frozen meanwhile.
     )
     return self._server.address
 

@@ -17,6 +17,7 @@ from diloco.watch import watch_server
 from diloco.watch.watch_server import WatchServer
 from tests.commands import python, refused
 from tests.prediction import recorded
+from tests.waiting import until
 from tests.watch.test_followed_run import told
 
 pytestmark = pytest.mark.beside
@@ -164,6 +165,7 @@ def test_strangers_that_ask_for_nothing_keep_no_descriptors(
 def test_more_strangers_than_are_served_at_a_time_are_sent_away(
   server, monkeypatch
 ):
+  until(lambda: not server._deadlines, 60.0, 'earlier ones have gone')
   monkeypatch.setattr(monitor, 'CONNECTIONS_MAX', 3)
   monkeypatch.setattr(monitor, 'REQUEST_S', 600.0)  # Nobody's time is over.
   with contextlib.ExitStack() as idle:
