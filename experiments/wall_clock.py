@@ -4,11 +4,12 @@
   python -m experiments.wall_clock [PICTURE.png]
 
 From the results of `recipe.py`: the tokens with which data-parallel reaches the
-loss of M learners, by its runs with other budgets; and the loss of both after
-equal wall-clock on a fleet whose chips fail, and over links between two sites.
-Whoever steps for more of the time trains more tokens, of which each is worth
-less. Goodput and utilisation are the closed forms of `diloco.fleets`; that a
-token's worth is the same at all budgets is assumed.
+loss of M learners, by its runs with other budgets; the loss of both after equal
+wall-clock on a fleet whose chips fail; and the links between two sites over
+which learners are ahead. Whoever steps for more of the time trains more tokens,
+of which each is worth less. Both sides are elastic, of several slices. Goodput
+and utilisation are the closed forms of `diloco.fleets`; that a token's worth is
+the same at all budgets is assumed.
 """
 
 import itertools
@@ -28,8 +29,8 @@ from experiments import bandwidth as links
 from experiments import goodput, recipe
 
 LEARNERS = (2, 4, 8)
-GBPS = tuple(10 ** (i / 10 - 1) for i in range(31))  # 0.1 to 100.
-OF_LINKS = 1.2e6  # Chips of the fleet whose sites the links join.
+CHIPS = tuple(1e5 * 2 ** (i / 4) for i in range(19))  # To 2.3 M.
+GBPS = tuple(10 ** (i / 20) for i in range(61))  # 1 to 1000.
 
 Losses = Mapping[str, float]  # By label.
 
@@ -39,14 +40,15 @@ def main(path: str | None) -> None:
   worth = {m: tokens_worth(losses, f'M = {m}') for m in LEARNERS}
   for m, share in worth.items():
     print(f'M = {m}: data-parallel has its loss with {share:.1%} of the tokens')
+  chips = simulation.build(goodput.get_config()).study.chips
   print('Loss against elastic data-parallel after equal wall-clock, in %:')
-  for line in of_fleets(losses, worth):
+  for line in picture(losses, worth, chips).lines[1:]:
     told = (f'{x:,.0f} chips {y:+.2f}' for x, y in zip(line.xs, line.ys))
     print(f'{line.label}:', *told, sep='  ')
-  for line in picture(losses, worth).lines:
-    ahead = [x for x, y in zip(line.xs, line.ys) if y < 0]
-    told = f'ahead up to {max(ahead):.3g} Gbit/s' if ahead else 'behind'
-    print(f'{line.label}, {OF_LINKS:,.0f} chips, two sites: {told}')
+  print('It is ahead on two sites whose link has at most:')
+  for m, share in worth.items():
+    told = (f'{n:,.0f} chips {ahead_up_to(m, share, n)}' for n in chips)
+    print(f'M = {m}:', *told, sep='  ')
   if path:
     figures.save(picture(losses, worth), pathlib.Path(path))
 
@@ -96,57 +98,57 @@ def tokens_worth(losses: Losses, label: str) -> float:
   return high
 
 
-def of_fleets(losses: Losses, worth: Mapping[int, float]) -> list[Line]:
-  """Returns the loss against elastic data-parallel, in %, by chips."""
-  config = simulation.build(goodput.get_config())
-  chips = config.study.chips
-  return [
+def picture(
+  losses: Losses, worth: Mapping[int, float], chips: Sequence[float] = CHIPS
+) -> Chart:
+  """Returns the loss at equal wall-clock on one site, by chips."""
+  xs = tuple(chips)
+  of_learners = [
     Line(
       f'M = {m}',
       'closed form',
-      tuple(chips),
-      tuple(
-        _difference(losses, worth[m] * _good(n, m) / _good(n, 1)) for n in chips
-      ),
+      xs,
+      tuple(_difference(losses, share * _more_steps(m, n)) for n in xs),
       group=group,
     )
-    for group, m in enumerate(worth)
+    for group, (m, share) in enumerate(worth.items())
   ]
+  zero = Line(
+    'elastic data-parallel', 'closed form', xs, (0.0,) * len(xs), ink=True
+  )
+  return Chart(
+    'wall_clock',
+    'Equal wall-clock on a fleet that fails',
+    'chips, with an interruption each a year',
+    'loss against elastic data-parallel, %',
+    (zero, *of_learners),
+    log_x=True,
+  )
 
 
-def picture(losses: Losses, worth: Mapping[int, float]) -> Chart:
-  """Returns the loss at equal wall-clock, by bandwidth."""
+def ahead_up_to(learners: int, worth: float, chips: float) -> str:
+  """Returns the bandwidth between two sites up to which learners are ahead.
+
+  Of a model of 5 B parameters with steps of 1 s, as of `bandwidth.py`.
+  """
   config = simulation.build(links.get_config())
   every = bandwidth.methods(config, 2, 1.0)
   *_, ours = every.values()
   theirs = every[bandwidth.DATA_PARALLEL]
-  lines = [
-    Line(
-      f'M = {m}',
-      'closed form',
-      GBPS,
-      tuple(
-        _difference(
-          losses,
-          worth[m]
-          * _good(OF_LINKS, m)
-          * ours.utilisation(x)
-          / (_good(OF_LINKS, 1) * theirs.utilisation(x)),
-        )
-        for x in GBPS
-      ),
-      group=group,
-    )
-    for group, m in enumerate(worth)
+  ahead = [
+    x
+    for x in GBPS
+    if worth * _more_steps(learners, chips) * ours.utilisation(x)
+    > theirs.utilisation(x)
   ]
-  return Chart(
-    'wall_clock',
-    f'Equal wall-clock on {OF_LINKS / 1e6:g} M chips that fail, two sites',
-    'Gbit/s between the sites',
-    'loss against elastic data-parallel, %',
-    tuple(lines),
-    log_x=True,
-  )
+  if not ahead:
+    return 'no bandwidth'
+  return 'any' if ahead[-1] == GBPS[-1] else f'{ahead[-1]:.0f} Gbit/s'
+
+
+def _more_steps(learners: int, chips: float) -> float:
+  """Returns how many times the steps of elastic data-parallel they make."""
+  return _good(chips, learners) / _good(chips, 1)
 
 
 def _good(chips: float, learners: int) -> float:

@@ -32,14 +32,24 @@ def test_a_gap_is_the_tokens_that_data_parallel_needs_for_the_loss():
 def test_equal_wall_clock_is_more_tokens_that_are_each_worth_less():
   """With fewer chips, which fail less, the gap nears that of equal tokens."""
   worth = {m: wall_clock.tokens_worth(LOSSES, f'M = {m}') for m in (2, 8)}
-  of_few, _, _, _, of_most = zip(
-    *(line.ys for line in wall_clock.of_fleets(LOSSES, worth))
+  of_few, of_most = zip(
+    *(
+      line.ys
+      for line in wall_clock.picture(LOSSES, worth, (15e4, 24e5)).lines[1:]
+    )
   )
   gaps = [100 * (LOSSES[f'M = {m}'] / law(1.0) - 1) for m in (2, 8)]
   assert all(0 < few < gap for few, gap in zip(of_few[1:], gaps[1:]))
   assert of_most[1] < of_few[1] and of_most[0] < 0 < of_few[1]
-  wide = wall_clock.picture(LOSSES, worth).lines[1]
-  assert wide.ys[0] < wide.ys[-1], 'a narrow link hurts the other more'
+
+
+def test_a_narrow_link_hurts_the_other_more():
+  up_to = [
+    wall_clock.ahead_up_to(8, worth, 24e5) for worth in (0.001, 0.3, 1.0)
+  ]
+  none, some, every = up_to
+  assert (none, every) == ('no bandwidth', 'any')
+  assert 1 < float(some.removesuffix(' Gbit/s')) < 104, 'full speed'
 
 
 def test_only_the_claim_s_seeds_and_half_count(tmp_path):
