@@ -45,7 +45,7 @@ def main(path: str | None) -> None:
   for line in picture(losses, worth, chips).lines[1:]:
     told = (f'{x:,.0f} chips {y:+.2f}' for x, y in zip(line.xs, line.ys))
     print(f'{line.label}:', *told, sep='  ')
-  print('It is ahead on two sites whose link has at most:')
+  print('Learners are ahead on two sites whose link has at most:')
   for m, share in worth.items():
     told = (f'{n:,.0f} chips {ahead_up_to(m, share, n)}' for n in chips)
     print(f'M = {m}:', *told, sep='  ')

@@ -79,7 +79,7 @@ class HostConnection:
       raise GroupLost(f'{self._peer} does not read') from None
 
   def close(self, timeout_s: float) -> None:
-    """Sends what is queued, then ends; no sent message is lost."""
+    """Sends what is queued, then ends; a peer that reads loses no message."""
     self._closed.set()
     with contextlib.suppress(queue.Full):  # Who does not read is cut off.
       self._queue.put_nowait(None)

@@ -67,6 +67,7 @@ def test_a_waiting_learner_that_is_cut_off_goes_on(cut):
     for merge in read_jsonl(cut.workdir.tape)
     if merge['kind'] == 'Merge' and merge['round'] > CUT_ROUND
   ]
+  assert len(shares) > AGAIN
   # It is back after some rounds of the other alone.
   assert all(len(each) == LEARNERS for each in shares[-AGAIN:])
 
