@@ -17,13 +17,12 @@ Look at: the difference to data-parallel by size, and by length.
 """
 
 import math
+import sys
 from collections.abc import Mapping
 
 import numpy as np
 
-from diloco.sweeps import making, records
-from diloco.sweeps import sweep as sweeps
-from experiments import recipe, scales
+from experiments import recipe, scales, tried
 
 FIRST_SEED, HALF = recipe.FIRST_SEED, recipe.HALF
 LEARNERS = 4
@@ -38,6 +37,7 @@ SIZES = {
 *SMALLER, LARGEST = SIZES
 LENGTHS = (0.5, 2.0, 4.0)
 AXIS = 'parameters', f'M = {LEARNERS}, 20 tokens a parameter'
+LENGTH_AXIS = 'times the steps', f'M = {LEARNERS}, {SMALL} parameters'
 
 
 def get_config(arg=None):
@@ -48,12 +48,16 @@ def get_config(arg=None):
 
 def sweep(add):
   for name, (parameters, _, _) in SIZES.items():
-    _pair(add, name, 1.0, f', {name}', at=(*AXIS, parameters))
+    places = [(*AXIS, parameters)]
+    if name == SMALL:
+      places.append((*LENGTH_AXIS, 1.0))
+    _pair(add, name, 1.0, f', {name}', places)
   for length in LENGTHS:
-    _pair(add, SMALL, length, f', {SMALL}, steps x {length:g}')
+    places = [(*LENGTH_AXIS, length)]
+    _pair(add, SMALL, length, f', {SMALL}, steps x {length:g}', places)
 
 
-def _pair(add, name, length, suffix, at=()):
+def _pair(add, name, length, suffix, places):
   """Adds data-parallel and M learners of a size and a number of steps."""
   parameters, width, sequences = SIZES[name]
   config = get_config()
@@ -73,25 +77,20 @@ def _pair(add, name, length, suffix, at=()):
       | changes
       | {'inner.lr': float(f'{factor * changes["inner.lr"]:.2g}')}
     )
-    add(side + suffix, made, against=against, at=at if against else ())
+    add(side + suffix, made, against=against, at=places if against else ())
     against = side + suffix
 
 
-def differences(kept: records.Records) -> dict[str, list[float]]:
+def differences() -> dict[str, list[float]]:
   """Returns the differences of the average, in %, seed by seed, by size."""
-  measure = sweeps.Measure(making.AVERAGE, making.HALVES[HALF])
-  base, rows = get_config().to_dict(), sweeps.variants(sweep)
-  results = making.kept_results(kept, base, rows, FIRST_SEED)
-  found = {}
-  for name in SIZES:
-    ours, theirs = (
-      results[f'{side}, {name}'] for side in (f'M = {LEARNERS}', recipe.LABEL)
-    )
-    found[name] = [
-      100 * (ours[x].loss_of(measure) / theirs[x].loss_of(measure) - 1)
-      for x in sorted(ours.keys() & theirs.keys())
-    ]
-  return found
+  pairs = {
+    each.variant.label: each.pairs
+    for each in tried.compared(sys.modules[__name__])
+  }
+  return {
+    name: [100 * x for x in pairs.get(f'M = {LEARNERS}, {name}', ())]
+    for name in SIZES
+  }
 
 
 def predicted(found: Mapping[str, list[float]]) -> tuple[float, float]:
@@ -118,7 +117,7 @@ def predicted(found: Mapping[str, list[float]]) -> tuple[float, float]:
 
 
 def main() -> None:
-  found = differences(records.Records(records.path_of(__file__)))
+  found = differences()
   for name, each in found.items():
     told = ', '.join(f'{d:+.2f}' for d in each) or 'no run'
     print(f'{name}: {told}')

@@ -25,7 +25,10 @@ STEPS = 600
 BASE = 'decoupled'  # The variant with nothing changed.
 DATA_PARALLEL = 'data-parallel'
 # Its rate falls to 0, which is best where no average is taken at the end.
-PARALLEL = recipe.DATA_PARALLEL | {'inner.final_fraction': 0.0}
+PARALLEL = recipe.DATA_PARALLEL | {
+  'inner.lr': scales.rate_of(SEQUENCES),
+  'inner.final_fraction': 0.0,
+}
 
 
 def base(name: str) -> Callable[..., ml_collections.ConfigDict]:

@@ -10,10 +10,12 @@ all that was tried is listed.
 
 import importlib
 import pathlib
+import types
 from collections.abc import Sequence
 
 from diloco.sweeps import making, records, sweep
 
+FIRST_SEED, HALF = making.OF_SWEEP
 HERE = pathlib.Path(__file__).parent / records.FOLDER
 HEAD = """\
 # Results of the lab's studies
@@ -38,13 +40,10 @@ def text() -> str:
 def section(path: pathlib.Path) -> str:
   """Returns the tables of an experiment, in Markdown."""
   module = importlib.import_module(f'experiments.{path.stem}')
-  kept, rows = records.Records(path), sweep.variants(module.sweep)
-  first, half = (
-    getattr(module, name, default) for name, default in making.OF_SWEEP.items()
-  )
-  base = module.get_config().to_dict()
-  results = making.kept_results(kept, base, rows, first)
+  kept = records.Records(path)
+  results = results_of(module, kept)
   question, _, _ = module.__doc__.partition('\n\n')
+  half = half_of(module)
   seeds = sorted({seed for each in results.values() for seed in each})
   of_text = f'the {half} half' if half else 'all'
   lines = [
@@ -53,15 +52,43 @@ def section(path: pathlib.Path) -> str:
     f'    python -m diloco.lab --config=experiments/{path.stem}.py --sweep\n',
     f'Seeds {", ".join(map(str, seeds))}; {of_text} of the held-out text.\n',
   ]
-  compared = (
-    sweep.compare(results, rows, sweep.Measure(name, making.HALVES[half]))
-    for name in making.LOSSES
-  )
-  lines += markdown(*making.columns_and_cells(*compared))
+  of_losses = (compared(module, kept, name) for name in making.LOSSES)
+  lines += markdown(*making.columns_and_cells(*of_losses))
   if former := _former(kept, results):
     lines += ['\nOf other seeds, or of settings that the file no longer has:\n']
     lines += markdown(('setting', 'seed', 'loss', 'code'), former)
   return '\n'.join([*lines, ''])
+
+
+def results_of(
+  module: types.ModuleType, kept: records.Records
+) -> dict[str, dict[int, sweep.SeedResult]]:
+  """Returns an experiment's results as it stands, by label and seed."""
+  base, rows = module.get_config().to_dict(), sweep.variants(module.sweep)
+  first = getattr(module, FIRST_SEED, making.OF_SWEEP[FIRST_SEED])
+  return making.kept_results(kept, base, rows, first)
+
+
+def half_of(module: types.ModuleType) -> str:
+  """Returns on which half of the held-out text an experiment counts."""
+  return getattr(module, HALF, making.OF_SWEEP[HALF])
+
+
+def compared(
+  module: types.ModuleType,
+  kept: records.Records | None = None,
+  name: str = making.AVERAGE,
+) -> list[sweep.Comparison]:
+  """Compares an experiment's variants.
+
+  Args:
+    kept: the experiment's own file, if None.
+    name: of the loss; see `sweep.Measure`.
+  """
+  kept = kept or records.Records(records.path_of(module.__file__))
+  measure = sweep.Measure(name, making.HALVES[half_of(module)])
+  rows = sweep.variants(module.sweep)
+  return sweep.compare(results_of(module, kept), rows, measure)
 
 
 def _former(kept: records.Records, results) -> list[list[str]]:

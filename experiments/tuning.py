@@ -13,7 +13,7 @@ that it lies below the edge from which on single runs are lost.
 Look at: the loss of the average, and its standard deviation over seeds.
 """
 
-from experiments import beginning, recipe
+from experiments import beginning, recipe, scales, study
 
 HALF = 'first'
 RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 22e-3, 32e-3)
@@ -32,6 +32,8 @@ OTHERS = {'inner.weight_decay': (0.03, 0.3), 'inner.clip_norm': (0.3, 3.0)}
 # The rate at which the outer steps of M learners are compared.
 OUTER_AT = {1: 16e-3, 2: 11e-3, 4: 8e-3, 8: 8e-3}
 OUTER = ((1.0, 0.0), (0.8, 0.5), (0.6, 0.7), (0.4, 0.8))
+# Of the short runs of `study.py`, without an average.
+STUDY_RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 22e-3)
 
 
 def get_config(arg=None):
@@ -78,6 +80,15 @@ def sweep(add):
     for name, changes in beginning.BEGINNINGS.items():
       if len(changes) == 1:
         add(f'M = 4, rate {rate:g}{name}', _at(4, rate) | changes)
+  sides = {
+    study.DATA_PARALLEL: study.learners(4) | study.PARALLEL,
+    'M = 4': study.learners(4),
+  }
+  for side, changes in sides.items():
+    for rate in STUDY_RATES:
+      label = f'{study.STEPS} steps of `study.py`, {side}, rate {rate:g}'
+      length = scales.steps_of(study.STEPS)
+      add(label, changes | length | {'inner.lr': rate})
 
 
 def _at(number, rate):

@@ -9,13 +9,13 @@ wall-clock on a fleet whose chips fail; and the links between two sites over
 which learners are ahead. Whoever steps for more of the time trains more tokens,
 of which each is worth less. Both sides are elastic, of several slices. Goodput
 and utilisation are the closed forms of `diloco.fleets`; that a token's worth is
-the same at all budgets is assumed.
+the same at all budgets is assumed. The bands of the picture are the 95 %
+intervals of the gaps at equal tokens.
 """
 
 import itertools
 import math
 import pathlib
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -24,9 +24,8 @@ from diloco.fleets import failures, systems
 from diloco.pages import figures
 from diloco.pages.parts import Chart, Line
 from diloco.studies import bandwidth
-from diloco.sweeps import making, records, sweep
 from experiments import bandwidth as links
-from experiments import goodput, recipe
+from experiments import goodput, recipe, tried
 
 LEARNERS = (2, 4, 8)
 CHIPS = tuple(1e5 * 2 ** (i / 4) for i in range(19))  # To 2.3 M.
@@ -36,13 +35,15 @@ Losses = Mapping[str, float]  # By label.
 
 
 def main(path: str | None) -> None:
-  losses = mean_losses(records.Records(records.path_of(recipe.__file__)))
+  compared = {x.variant.label: x for x in tried.compared(recipe)}
+  losses = {label: x.mean for label, x in compared.items()}
+  errors = {m: 100 * compared[f'M = {m}'].half_width for m in LEARNERS}
   worth = {m: tokens_worth(losses, f'M = {m}') for m in LEARNERS}
   for m, share in worth.items():
     print(f'M = {m}: data-parallel has its loss with {share:.1%} of the tokens')
   chips = simulation.build(goodput.get_config()).study.chips
   print('Loss against elastic data-parallel after equal wall-clock, in %:')
-  for line in picture(losses, worth, chips).lines[1:]:
+  for line in picture(losses, worth, errors, chips).lines[1:]:
     told = (f'{x:,.0f} chips {y:+.2f}' for x, y in zip(line.xs, line.ys))
     print(f'{line.label}:', *told, sep='  ')
   print('Learners are ahead on two sites whose link has at most:')
@@ -50,25 +51,7 @@ def main(path: str | None) -> None:
     told = (f'{n:,.0f} chips {ahead_up_to(m, share, n)}' for n in chips)
     print(f'M = {m}:', *told, sep='  ')
   if path:
-    figures.save(picture(losses, worth), pathlib.Path(path))
-
-
-def mean_losses(kept: records.Records) -> Losses:
-  """Returns the loss of the average by label, over the seeds of the claim."""
-  measure = sweep.Measure(making.AVERAGE, making.HALVES[recipe.HALF])
-  base, rows = recipe.get_config().to_dict(), sweep.variants(recipe.sweep)
-  found = making.kept_results(kept, base, rows, recipe.FIRST_SEED)
-  losses = {
-    label: [
-      loss
-      for result in results.values()
-      if (loss := result.loss_of(measure)) is not None
-    ]
-    for label, results in found.items()
-  }
-  return {
-    label: statistics.fmean(each) for label, each in losses.items() if each
-  }
+    figures.save(picture(losses, worth, errors), pathlib.Path(path))
 
 
 def curve(losses: Losses) -> list[tuple[float, float]]:
@@ -99,9 +82,19 @@ def tokens_worth(losses: Losses, label: str) -> float:
 
 
 def picture(
-  losses: Losses, worth: Mapping[int, float], chips: Sequence[float] = CHIPS
+  losses: Losses,
+  worth: Mapping[int, float],
+  errors: Mapping[int, float],
+  chips: Sequence[float] = CHIPS,
 ) -> Chart:
-  """Returns the loss at equal wall-clock on one site, by chips."""
+  """Returns the loss at equal wall-clock on one site, by chips.
+
+  Args:
+    losses: by label.
+    worth: of M learners' tokens, in those of data-parallel.
+    errors: half of the 95 % interval of their gap at equal tokens, in %.
+    chips: of the fleet.
+  """
   xs = tuple(chips)
   of_learners = [
     Line(
@@ -109,6 +102,7 @@ def picture(
       'closed form',
       xs,
       tuple(_difference(losses, share * _more_steps(m, n)) for n in xs),
+      spreads=(errors[m],) * len(xs),
       group=group,
     )
     for group, (m, share) in enumerate(worth.items())

@@ -201,7 +201,7 @@ def make(asked: Sweep, make_runs: MakeRuns, note: str, log: str) -> int:
     sweep.write_variants(asked.root, asked.rows)
     while not failed:
       if recalled := asked.recall():
-        say(f'{recalled} runs were made before: {asked.kept.path}')
+        say(f'{recalled} runs were made before: {asked.kept.path.parent}')
       if runs := asked.runs:
         say(f'{len(runs)} runs, {note}; logs: {asked.root}/*/seed-*/{log}')
       failed = _follow(make_runs(runs), len(runs), asked.kept)

@@ -4,7 +4,8 @@
 A sweep of `experiments/NAME.py` as it stands, without an argument or another
 flag of --config, finds in `experiments/records/NAME.json` the runs that were
 made before, on whichever machine, and adds those that it makes. A run counts
-for a variant if it had the same configuration, whatever it was called then.
+for a variant if it had the same configuration, whatever it was called then, and
+whichever of the experiments made it: what several compare with is made once.
 """
 
 import dataclasses
@@ -22,6 +23,8 @@ DIGITS = 7  # Of a number in the file.
 OF_A_RUN = ('name', 'seed')  # Keys that may differ between equal runs.
 
 Flat = Mapping[str, object]  # Key of a configuration -> value, as of JSON.
+# Label, seed, what differs from the first run's configuration, and the result.
+Run = tuple[str, int, dict[str, object], SeedResult]
 
 
 def path_of(experiment: str) -> pathlib.Path | None:
@@ -35,31 +38,25 @@ class Records:
   """The runs of one file.
 
   Attributes:
-    runs: label, seed, what differs from the first run's configuration, and the
-      result of each, in the order in which they were made.
+    runs: in the order in which they were made.
 
   Args:
     path: None: nothing is found or kept.
 
   Raises:
-    BadResult: the file is not one that this writes.
+    BadResult: the file, or one beside it, is not one that this writes.
   """
 
   def __init__(self, path: pathlib.Path | None):
     self.path = path
-    self._base: dict[str, object] = {}
-    self.runs: list[tuple[str, int, dict[str, object], SeedResult]] = []
-    if path is None or not path.exists():
-      return
-    try:
-      content = json.loads(path.read_text())
-      self._base = content['config']
-      for run in content['runs']:
-        label, seed = run.pop('label'), run.pop('seed')
-        changes = run.pop('changes')
-        self.runs.append((label, seed, changes, sweep.result_of(run)))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-      raise BadResult(f'{path}: does not list runs: {error}') from None
+    self._base, self.runs = {}, []
+    if path is not None and path.exists():
+      self._base, self.runs = _read(path)
+    self._of_others = [
+      _read(other)
+      for other in (sorted(path.parent.glob('*.json')) if path else ())
+      if other != path
+    ]
 
   @property
   def seeds(self) -> tuple[int, ...]:
@@ -71,13 +68,15 @@ class Records:
   ) -> SeedResult | None:
     """Returns the newest result of a configuration and a seed, if any.
 
+    The experiment's own come before those of the others beside it.
+
     Args:
       changed: see `differing`.
     """
-    for _, of, changes, result in reversed(self.runs):
-      there = self._base | changes
-      if of == seed and not differing(config, there, changed):
-        return result
+    for base, runs in ((self._base, self.runs), *self._of_others):
+      for _, of, changes, result in reversed(runs):
+        if of == seed and not differing(config, base | changes, changed):
+          return result
     return None
 
   def add(self, label: str, seed: int, config: Flat, result: SeedResult):
@@ -102,6 +101,20 @@ class Records:
     runs = ',\n'.join(_line(*run) for run in self.runs)
     base = json.dumps(self._base, sort_keys=True)
     return f'{{"config": {base},\n"runs": [\n{runs}\n]}}\n'
+
+
+def _read(path: pathlib.Path) -> tuple[dict[str, object], list[Run]]:
+  """Returns the first run's configuration, and the runs."""
+  runs = []
+  try:
+    content = json.loads(path.read_text())
+    for run in content['runs']:
+      label, seed = run.pop('label'), run.pop('seed')
+      changes = run.pop('changes')
+      runs.append((label, seed, changes, sweep.result_of(run)))
+    return content['config'], runs
+  except (ValueError, TypeError, KeyError, AttributeError) as error:
+    raise BadResult(f'{path}: does not list runs: {error}') from None
 
 
 def flat(config: run_config.RunConfig) -> dict[str, object]:

@@ -251,10 +251,19 @@ class Comparison:
   results: tuple[SeedResult, ...]
   mean: float  # Mean of the losses.
   spread: float  # Their standard deviation; NaN for one seed.
-  # Mean of the paired differences to `against`, relative; None if it is
-  # compared with none.
-  difference: float | None
-  half_width: float  # Half width of its interval; NaN for one seed.
+  # Differences to `against`, relative, paired by seed; empty if it is compared
+  # with none.
+  pairs: tuple[float, ...]
+
+  @property
+  def difference(self) -> float | None:
+    """Mean of the pairs; None without any."""
+    return statistics.fmean(self.pairs) if self.pairs else None
+
+  @property
+  def half_width(self) -> float:
+    """Half width of the difference's interval; NaN for one seed."""
+    return half_width(self.pairs)
 
   def mean_of(self, name: str) -> float | None:
     """Mean of a field over the results that have it; None if none does."""
@@ -291,15 +300,14 @@ def compare(
       continue
     losses = list(mine.values())
     theirs = _losses(results.get(variant.against, {}), measure)
-    pairs = [mine[seed] / theirs[seed] - 1 for seed in mine if seed in theirs]
+    pairs = (mine[seed] / theirs[seed] - 1 for seed in mine if seed in theirs)
     compared.append(
       Comparison(
         variant,
         tuple(results[variant.label][seed] for seed in mine),
         statistics.fmean(losses),
         spread(losses),
-        statistics.fmean(pairs) if pairs else None,
-        half_width(pairs),
+        tuple(pairs),
       )
     )
   return compared

@@ -133,10 +133,10 @@ experiments: diloco.config.run_config diloco.config.simulation
 experiments/own_model.py: diloco.models.api experiments.common jax
 experiments/own_loop.py: diloco jax numpy optax
 experiments/tried.py: diloco.sweeps
-experiments/scaling.py: diloco.sweeps experiments numpy scipy
+experiments/scaling.py: experiments numpy scipy
 experiments/four_bits.py: numpy
 experiments/wall_clock.py: diloco.config.simulation diloco.fleets diloco.pages
-  diloco.studies.bandwidth diloco.sweeps experiments
+  diloco.studies.bandwidth experiments
 experiments/churn.py: diloco.fleets.failures experiments
 experiments/fragmentation.py: diloco.sizing.memory diloco.sweeps experiments
 LAUNCH: CONFIG absl diloco.config.hardware diloco.metrics

@@ -59,7 +59,7 @@ def test_a_run_is_made_once_wherever_its_result_is(tmp_path, capsys):
   assert making.make(elsewhere, make_runs, 'in turn', 'log') == 0
   assert made[4:] == ['base, seed 12', 'other, seed 12']
   said = capsys.readouterr()
-  assert f'4 runs were made before: {path}' in said.err
+  assert f'4 runs were made before: {tmp_path}' in said.err
   assert said.out.count('+5.00 ± 0.00 %') == 2
 
 
@@ -75,6 +75,24 @@ def test_a_run_counts_for_whoever_has_its_configuration(tmp_path):
   ]  # fmt: skip
   assert sweep.read(there.root, 'other', 10) == result(2.5)
   making.check(there.configs, ROWS, there.seeds, there.root)
+
+
+def test_a_run_of_another_experiment_counts_too(tmp_path):
+  """If the experiment has none of its own, where it then is not copied to."""
+  configs = asked(tmp_path).configs
+  kept = Records(tmp_path / 'kept.json')
+  for label, path, loss in (
+    ('base', 'before.json', 2.5),
+    ('other', 'before.json', 2.6),
+    ('other', 'kept.json', 2.7),
+  ):
+    its = Records(tmp_path / path)
+    its.add(label, 10, records.flat(configs[label]), result(loss))
+  here = asked(tmp_path / 'there', Records(kept.path))
+  assert here.recall() == 2
+  found = [sweep.read(here.root, label, 10).loss for label in LOSSES]
+  assert found == [2.5, 2.7]
+  assert len(Records(kept.path).runs) == 1
 
 
 def test_a_newer_run_of_a_seed_takes_the_place_of_the_older(tmp_path):

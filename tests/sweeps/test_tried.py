@@ -5,11 +5,32 @@ from diloco.config import run_config
 from diloco.sweeps import records
 from diloco.sweeps.sweep import SeedResult
 from experiments import recipe, tried
+from tests.repository import tree
+
+MINUS = '\N{MINUS SIGN}'
 
 
 def test_the_page_is_of_the_records():
   page = (tried.HERE / 'README.md').read_text()
   assert page == tried.text(), 'run python -m experiments.tried'
+
+
+def test_the_claim_s_figures_in_pages_are_of_the_records():
+  """All in the results, those by M on the page of the studies, too."""
+  found = {x.variant.label: x for x in tried.compared(recipe)}
+  results, readme, studies = (
+    ' '.join((tree.ROOT / page).read_text().replace(MINUS, '-').split())
+    for page in ('docs/results.md', 'README.md', 'experiments/README.md')
+  )
+  by_number = [found[f'M = {m}'] for m in recipe.LEARNERS]
+  for each in found.values():
+    if each.difference is not None:
+      told = f'{100 * each.difference:+.2f} ± {100 * each.half_width:.2f}'
+      assert told in results, each.variant.label
+      assert told in studies or each not in by_number, each.variant.label
+  assert ', '.join(f'{100 * x.difference:+.1f}' for x in by_number) in readme
+  seeds = f'{len(by_number[0].results)} seeds'
+  assert seeds in readme and seeds in results
 
 
 def test_a_run_is_counted_in_its_variant_s_row_or_has_its_own(tmp_path):
@@ -42,3 +63,16 @@ def test_a_run_is_counted_in_its_variant_s_row_or_has_its_own(tmp_path):
     ['| at another rate', '10'],
     ['| at another rate', '11'],
   ]
+
+
+def test_only_the_claim_s_seeds_and_half_count(tmp_path):
+  kept = records.Records(tmp_path / 'kept.json')
+  config = recipe.get_config()
+  config.update_from_flattened_dict(recipe.learners(2))
+  flat = records.flat(run_config.build(config))
+  for seed, loss in ((0, 9.0), (10, 2.0), (11, 4.0)):
+    halves = {'average_loss': (7.0, loss)}
+    made = SeedResult(5.0, 5.0, (), 1, 1.0, 1.0, 1.0, halves=halves)
+    kept.add('named otherwise', seed, flat, made)
+  [found] = tried.compared(recipe, kept)
+  assert (found.variant.label, found.mean) == ('M = 2', 3.0)

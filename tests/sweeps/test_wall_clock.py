@@ -5,10 +5,6 @@ import math
 
 import pytest
 
-from diloco.config import run_config
-from diloco.sweeps import records
-from diloco.sweeps.records import Records
-from diloco.sweeps.sweep import SeedResult
 from experiments import recipe, wall_clock
 
 
@@ -35,7 +31,9 @@ def test_equal_wall_clock_is_more_tokens_that_are_each_worth_less():
   of_few, of_most = zip(
     *(
       line.ys
-      for line in wall_clock.picture(LOSSES, worth, (15e4, 24e5)).lines[1:]
+      for line in wall_clock.picture(
+        LOSSES, worth, {2: 0.2, 8: 0.3}, (15e4, 24e5)
+      ).lines[1:]
     )
   )
   gaps = [100 * (LOSSES[f'M = {m}'] / law(1.0) - 1) for m in (2, 8)]
@@ -50,15 +48,3 @@ def test_a_narrow_link_hurts_the_other_more():
   none, some, every = up_to
   assert (none, every) == ('no bandwidth', 'any')
   assert 1 < float(some.removesuffix(' Gbit/s')) < 104, 'full speed'
-
-
-def test_only_the_claim_s_seeds_and_half_count(tmp_path):
-  kept = Records(tmp_path / 'kept.json')
-  config = recipe.get_config()
-  config.update_from_flattened_dict(recipe.learners(2))
-  flat = records.flat(run_config.build(config))
-  for seed, loss in ((0, 9.0), (10, 2.0), (11, 4.0)):
-    halves = {'average_loss': (7.0, loss)}
-    made = SeedResult(5.0, 5.0, (), 1, 1.0, 1.0, 1.0, halves=halves)
-    kept.add('named otherwise', seed, flat, made)
-  assert wall_clock.mean_losses(kept) == {'M = 2': 3.0}
