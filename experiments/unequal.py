@@ -3,18 +3,20 @@
 
 Two of four learners make 40 % fewer steps than the others. The variants train
 different numbers of tokens: a run ends at the fastest learner's last step, and
-the work of a slow one counts only if it is merged.
+the work of a slow one counts only if it is merged. One is run again for as many
+tokens as K = M has, which waits for the slow ones.
 
 Look at: loss, participation and merged tokens together.
 """
 
-from experiments import study
+from experiments import scales, study
+
+SLOW_SHARE, GAP = 0.5, 0.4  # Of the learners; of their steps.
 
 get_config = study.base('unequal')
 
 
 def sweep(add):
-  slow = {'lab.slow_learners': 2, 'lab.slow_gap': 0.4}
   variants = {
     'all, K = M': {'protocol.quorum': 0},
     'K = 2': {'protocol.quorum': 2},
@@ -26,5 +28,9 @@ def sweep(add):
     'K = 1, no grace, latest': {'protocol.grace_cap_steps': 0.0},
     'K = 1, grace, latest': {},
     'the same, equal weights': {'protocol.weighting': 'equal'},
+    'K = 1, grace, latest, tokens of K = M': scales.steps_of(
+      round(study.STEPS / (1 - SLOW_SHARE * GAP))
+    ),
   }
+  slow = {'lab.slow_learners': 2, 'lab.slow_gap': GAP}
   study.add_variants(add, {k: slow | v for k, v in variants.items()})
