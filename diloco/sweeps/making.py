@@ -96,34 +96,41 @@ class Sweep:
   @property
   def runs(self) -> tuple[SweepRun, ...]:
     """Those without a result, seed by seed."""
-    return tuple(
-      SweepRun(
-        variant,
-        seed,
-        dataclasses.replace(self.configs[variant.label], seed=seed),
-        Workdir(sweep.folder(self.root, variant.label, seed)),
-        Workdir(self.root).compiled,
-      )
-      for seed in self.seeds
-      for variant in self.rows
-      if sweep.read(self.root, variant.label, seed) is None
-    )
+    return tuple(run for run, result in self._all() if result is None)
+
+  def _all(self) -> Iterator[tuple[SweepRun, sweep.SeedResult | None]]:
+    """Yields each run with the result in its folder, if any."""
+    for seed in self.seeds:
+      for variant in self.rows:
+        run = SweepRun(
+          variant,
+          seed,
+          dataclasses.replace(self.configs[variant.label], seed=seed),
+          Workdir(sweep.folder(self.root, variant.label, seed)),
+          Workdir(self.root).compiled,
+        )
+        yield run, sweep.read(self.root, variant.label, seed)
 
   def with_another_seed(self) -> 'Sweep':
     """Returns the sweep with the seed after its last one."""
     return dataclasses.replace(self, seeds=(*self.seeds, self.seeds[-1] + 1))
 
   def recall(self) -> int:
-    """Puts the results of earlier runs into their folders; returns how many."""
+    """Puts the results of earlier runs into their folders; returns how many.
+
+    Keeps those that are in their folders only, as of a sweep that was cut off.
+    """
     count = 0
-    for run in self.runs:
+    for run, result in self._all():
       here, changes = records.flat(run.config), run.variant.changes
-      result = self.kept.find(here, run.seed, changes)
-      if result is not None:
+      kept = self.kept.find(here, run.seed, changes)
+      if result is None and kept is not None:
         run.workdir.root.mkdir(parents=True, exist_ok=True)
         files.write_json(run.workdir.config, run.config)
-        sweep.write_into(run.workdir.root, result)
+        sweep.write_into(run.workdir.root, kept)
         count += 1
+      elif result is not None and kept is None:
+        self.kept.add(run.variant.label, run.seed, here, result)
     return count
 
   def compared(self, name: str) -> list[sweep.Comparison]:

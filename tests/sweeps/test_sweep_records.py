@@ -77,6 +77,20 @@ def test_a_run_counts_for_whoever_has_its_configuration(tmp_path):
   making.check(there.configs, ROWS, there.seeds, there.root)
 
 
+def test_a_result_that_is_in_its_folder_only_is_kept(tmp_path):
+  """Of a sweep that was cut off before it could add it."""
+  kept = Records(tmp_path / 'kept.json')
+  here = asked(tmp_path / 'here', kept, (10,))
+  for run, loss in zip(here.runs, (2.5, 2.6), strict=True):
+    sweep.write_into(run.workdir.root, result(loss))
+  assert here.recall() == 0
+  found = [
+    Records(kept.path).find(records.flat(here.configs[label]), 10).loss
+    for label in LOSSES
+  ]
+  assert found == [2.5, 2.6]
+
+
 def test_a_run_of_another_experiment_counts_too(tmp_path):
   """If the experiment has none of its own, where it then is not copied to."""
   configs = asked(tmp_path).configs
