@@ -15,6 +15,7 @@ from experiments import recipe, study
 DEATHS = {'lab.mtbf_steps': 120.0, 'lab.away_steps': 20.0}
 
 
+FIRST_SEED = study.FIRST_SEED
 get_config = study.base('baselines')
 
 

@@ -9,6 +9,7 @@ Look at: the loss against data-parallel by H and by P.
 
 from experiments import study
 
+FIRST_SEED = study.FIRST_SEED
 get_config = study.base('cadence')
 
 

@@ -27,6 +27,7 @@ NUMBERS = (2, 8, 16)  # Of learners, on the larger fleet.
 STEP_S = 8.0  # Of the fleets, as in `goodput.py`.
 
 
+FIRST_SEED = study.FIRST_SEED
 get_config = study.base('churn')
 
 

@@ -14,6 +14,7 @@ from experiments import study
 E3M0 = 'experiments.four_bits:e3m0'
 AT_RANDOM = 'experiments.four_bits:at_random'
 
+FIRST_SEED = study.FIRST_SEED
 get_config = study.base('codecs')
 
 

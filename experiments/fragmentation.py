@@ -22,6 +22,7 @@ from diloco.sweeps import making
 from diloco.sweeps import sweep as sweeps
 from experiments import scales, study
 
+FIRST_SEED = study.FIRST_SEED
 get_config = study.base('fragmentation')
 
 

@@ -20,6 +20,7 @@ RULES = {
 }
 
 
+FIRST_SEED = study.FIRST_SEED
 get_config = study.base('merging')
 
 

@@ -13,6 +13,7 @@ from experiments import study
 
 BIAS_RATE = 1e-3  # Of DeepSeek-V3.
 TOP_K = 2
+FIRST_SEED = study.FIRST_SEED
 
 
 def get_config(arg=None):

@@ -19,6 +19,7 @@ FAST_STEPS = 2.2  # over which an update takes so many steps.
 LATENCIES = 3  # From a copy to its update: offer, notice, and the pull's begin.
 
 
+FIRST_SEED = study.FIRST_SEED
 get_config = study.base('overlap')
 
 

@@ -9,6 +9,7 @@ Look at: loss; merged tokens are nearly the same.
 
 from experiments import study
 
+FIRST_SEED = study.FIRST_SEED
 get_config = study.base('shares')
 
 

@@ -22,6 +22,7 @@ from experiments import recipe, scales
 
 SEQUENCES = 16  # In one step of all learners together, whatever their number.
 STEPS = 600
+FIRST_SEED = recipe.FIRST_SEED  # Rates were chosen on others.
 BASE = 'decoupled'  # The variant with nothing changed.
 DATA_PARALLEL = 'data-parallel'
 # Its rate falls to 0, which is best where no average is taken at the end.

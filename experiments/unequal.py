@@ -13,6 +13,7 @@ from experiments import scales, study
 
 SLOW_SHARE, GAP = 0.5, 0.4  # Of the learners; of their steps.
 
+FIRST_SEED = study.FIRST_SEED
 get_config = study.base('unequal')
 
 

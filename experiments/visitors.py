@@ -16,6 +16,7 @@ STEADY = VISITORS = 4
 HALVES = {'first half': (0.0, 0.5), 'second half': (0.5, 1.0)}
 
 
+FIRST_SEED = study.FIRST_SEED
 get_config = study.base('visitors')
 
 
