@@ -10,8 +10,8 @@ of the length?
   python -m diloco.lab --config=experiments/scaling.py --sweep
   python -m experiments.scaling
 
-The second command prints the line of the smaller sizes' differences over the
-logarithm of N, and what it says of the largest before that is trained.
+The second command prints the power law of N through the smaller sizes'
+differences, and what it says of the largest before that is trained.
 
 Look at: the difference to data-parallel by size, and by length.
 """
@@ -82,47 +82,49 @@ def _pair(add, name, length, suffix, places):
 
 
 def differences() -> dict[str, list[float]]:
-  """Returns the differences of the average, in %, seed by seed, by size."""
-  pairs = {
-    each.variant.label: each.pairs
-    for each in tried.compared(sys.modules[__name__])
-  }
+  """Returns the differences of the average, in %, seed by seed.
+
+  By size, and by size and length, as labels have them.
+  """
+  side = f'M = {LEARNERS}, '
   return {
-    name: [100 * x for x in pairs.get(f'M = {LEARNERS}, {name}', ())]
-    for name in SIZES
+    each.variant.label.removeprefix(side): [100 * x for x in each.pairs]
+    for each in tried.compared(sys.modules[__name__])
+    if each.variant.label.startswith(side)
   }
 
 
 def predicted(found: Mapping[str, list[float]]) -> tuple[float, float]:
-  """Returns the line's value at the largest size, and half its 95 % interval.
+  """Returns the law's value at the largest size, and half its 95 % interval.
 
-  The interval is of the mean there: of the least-squares line through all
-  differences of the smaller sizes, over ln N, by Student's t.
+  The law is a power of N, fitted to all differences of the smaller sizes by
+  least squares; the interval is of the mean there, by Student's t and to first
+  order.
   """
-  from scipy import special
+  from scipy import optimize, special
 
   x, y = np.array(
     [(math.log(SIZES[name][0]), d) for name in SMALLER for d in found[name]]
   ).T
-  slope, level = np.polyfit(x - x.mean(), y, 1)
-  off = math.log(SIZES[LARGEST][0]) - x.mean()
-  freedom = len(x) - 2
-  residual = y - level - slope * (x - x.mean())
-  error = math.sqrt(
-    (residual**2).sum()
-    / freedom
-    * (1 / len(x) + off**2 / ((x - x.mean()) ** 2).sum())
-  )
-  return level + slope * off, float(special.stdtrit(freedom, 0.975)) * error
+  middle = x.mean()
+
+  def law(x, level, slope):
+    return level * np.exp(slope * (x - middle))
+
+  fitted, covariance = optimize.curve_fit(law, x, y, (y.mean(), 0.0))
+  off = math.log(SIZES[LARGEST][0]) - middle
+  value = float(law(middle + off, *fitted))
+  gradient = np.array([value / fitted[0], value * off])
+  error = math.sqrt(gradient @ covariance @ gradient)
+  return value, float(special.stdtrit(len(x) - 2, 0.975)) * error
 
 
 def main() -> None:
   found = differences()
   for name, each in found.items():
-    told = ', '.join(f'{d:+.2f}' for d in each) or 'no run'
-    print(f'{name}: {told}')
+    print(f'{name}: {", ".join(f"{d:+.2f}" for d in each)}')
   value, half_width = predicted(found)
-  print(f'the line says of {LARGEST}: {value:+.2f} ± {half_width:.2f} %')
+  print(f'the law says of {LARGEST}: {value:+.2f} ± {half_width:.2f} %')
 
 
 if __name__ == '__main__':

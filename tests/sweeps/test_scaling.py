@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prediction for the largest model, of differences that follow a line."""
+"""The prediction for the largest model, of a known power law of the size."""
 
 import math
 
@@ -9,14 +9,14 @@ import pytest
 from experiments import scaling
 
 
-def line(name: str) -> float:
-  return 20 - 1.5 * math.log(scaling.SIZES[name][0])
+def law(name: str) -> float:
+  return 8.0 * (scaling.SIZES[name][0] / 47e3) ** -0.8
 
 
-def test_a_line_is_continued():
-  found = {name: [line(name)] * 3 for name in scaling.SMALLER}
+def test_a_power_law_is_continued():
+  found = {name: [law(name)] * 3 for name in scaling.SMALLER}
   value, half_width = scaling.predicted(found)
-  assert value == pytest.approx(line(scaling.LARGEST))
+  assert value == pytest.approx(law(scaling.LARGEST))
   assert half_width == pytest.approx(0, abs=1e-6)
 
 
@@ -25,11 +25,11 @@ def test_its_interval_has_the_truth_as_often_as_it_says():
   random, held, draws = np.random.default_rng(0), 0, 400
   for _ in range(draws):
     found = {
-      name: [line(name) + 0.3 * random.standard_normal() for _ in range(3)]
+      name: [law(name) + 0.3 * random.standard_normal() for _ in range(3)]
       for name in scaling.SMALLER
     }
     value, half_width = scaling.predicted(found)
-    held += abs(value - line(scaling.LARGEST)) <= half_width
+    held += abs(value - law(scaling.LARGEST)) <= half_width
   spread = math.sqrt(0.95 * 0.05 / draws)
   assert abs(held / draws - 0.95) < 4 * spread
 
