@@ -3,15 +3,15 @@
 
 Two of four learners make 40 % fewer steps than the others. The variants train
 different numbers of tokens: a run ends at the fastest learner's last step, and
-the work of a slow one counts only if it is merged. One is run again for as many
-tokens as K = M has, which waits for the slow ones.
+the work of a slow one counts only if it is merged. With K = M that is when the
+slow ones have made all steps; one variant is run again for as many tokens.
 
 Look at: loss, participation and merged tokens together.
 """
 
 from experiments import scales, study
 
-SLOW_SHARE, GAP = 0.5, 0.4  # Of the learners; of their steps.
+GAP = 0.4  # Of the steps of the slow ones.
 
 FIRST_SEED = study.FIRST_SEED
 get_config = study.base('unequal')
@@ -30,7 +30,7 @@ def sweep(add):
     'K = 1, grace, latest': {},
     'the same, equal weights': {'protocol.weighting': 'equal'},
     'K = 1, grace, latest, tokens of K = M': scales.steps_of(
-      round(study.STEPS / (1 - SLOW_SHARE * GAP))
+      round(study.STEPS / (1 - GAP))
     ),
   }
   slow = {'lab.slow_learners': 2, 'lab.slow_gap': GAP}
