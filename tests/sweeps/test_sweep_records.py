@@ -78,7 +78,7 @@ def test_a_run_counts_for_whoever_has_its_configuration(tmp_path):
 
 
 def test_a_result_that_is_in_its_folder_only_is_kept(tmp_path):
-  """Of a sweep that was cut off before it could add it."""
+  """A sweep that is cut off after a run has not yet added it to the file."""
   kept = Records(tmp_path / 'kept.json')
   here = asked(tmp_path / 'here', kept, (10,))
   for run, loss in zip(here.runs, (2.5, 2.6), strict=True):
@@ -92,7 +92,7 @@ def test_a_result_that_is_in_its_folder_only_is_kept(tmp_path):
 
 
 def test_a_run_of_another_experiment_counts_too(tmp_path):
-  """If the experiment has none of its own, where it then is not copied to."""
+  """It is taken where the experiment has none itself, and is not copied."""
   configs = asked(tmp_path).configs
   kept = Records(tmp_path / 'kept.json')
   for label, path, loss in (

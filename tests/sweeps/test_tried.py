@@ -16,7 +16,7 @@ def test_the_page_is_of_the_records():
 
 
 def test_the_claim_s_figures_in_pages_are_of_the_records():
-  """All in the results, those by M on the page of the studies, too."""
+  """The results page has all of them, that of the studies those by M."""
   found = {x.variant.label: x for x in tried.compared(recipe)}
   results, readme, studies = (
     ' '.join((tree.ROOT / page).read_text().replace(MINUS, '-').split())

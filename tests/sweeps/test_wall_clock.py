@@ -28,14 +28,9 @@ def test_a_gap_is_the_tokens_that_data_parallel_needs_for_the_loss():
 def test_equal_wall_clock_is_more_tokens_that_are_each_worth_less():
   """With fewer chips, which fail less, the gap nears that of equal tokens."""
   worth = {m: wall_clock.tokens_worth(LOSSES, f'M = {m}') for m in (2, 8)}
-  of_few, of_most = zip(
-    *(
-      line.ys
-      for line in wall_clock.picture(
-        LOSSES, worth, {2: 0.2, 8: 0.3}, (15e4, 24e5)
-      ).lines[1:]
-    )
-  )
+  errors = {2: 0.2, 8: 0.3}
+  chart = wall_clock.picture(LOSSES, worth, errors, (15e4, 24e5))
+  of_few, of_most = zip(*(line.ys for line in chart.lines[1:]))
   gaps = [100 * (LOSSES[f'M = {m}'] / law(1.0) - 1) for m in (2, 8)]
   assert all(0 < few < gap for few, gap in zip(of_few[1:], gaps[1:]))
   assert of_most[1] < of_few[1] and of_most[0] < 0 < of_few[1]
