@@ -32,7 +32,8 @@ OTHERS = {'inner.weight_decay': (0.03, 0.3), 'inner.clip_norm': (0.3, 3.0)}
 # The rate at which the outer steps of M learners are compared.
 OUTER_AT = {1: 16e-3, 2: 11e-3, 4: 8e-3, 8: 8e-3}
 OUTER = ((1.0, 0.0), (0.8, 0.5), (0.6, 0.7), (0.4, 0.8))
-OFTEN, OFTEN_RATES = 8, (8e-3, 11e-3, 16e-3)  # H, with M = 4.
+OFTEN = 8  # H.
+OFTEN_RATES = {4: (8e-3, 11e-3, 16e-3), 8: (8e-3, 11e-3)}  # By M.
 # Of the short runs of `study.py`, without an average.
 STUDY_RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 22e-3)
 
@@ -81,9 +82,10 @@ def sweep(add):
     for name, changes in beginning.BEGINNINGS.items():
       if len(changes) == 1:
         add(f'M = 4, rate {rate:g}{name}', _at(4, rate) | changes)
-  for rate in OFTEN_RATES:
-    often = _at(4, rate) | {'protocol.sync_every_steps': OFTEN}
-    add(f'M = 4, rate {rate:g}, H = {OFTEN}', often)
+  for number, rates in OFTEN_RATES.items():
+    for rate in rates:
+      often = _at(number, rate) | {'protocol.sync_every_steps': OFTEN}
+      add(f'M = {number}, rate {rate:g}, H = {OFTEN}', often)
   sides = {
     study.DATA_PARALLEL: study.learners(4) | study.PARALLEL,
     'M = 4': study.learners(4),
