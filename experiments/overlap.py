@@ -38,7 +38,7 @@ def sweep(add):
     'τ = 0, replace, K = 4': waiting | {'protocol.quorum': 0},
   }
   places['τ = 0, replace, K = 4'] = (AXIS, 'replace', 0)
-  study.add_variants(add, variants, places, at=(AXIS, 'rebase', 1))
+  study.add_variants(add, variants, places)
 
 
 def _taken_in(steps, blend):
