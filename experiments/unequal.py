@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do quorum, grace, admission and weights do to the loss?
+"""What do quorum, grace, admission and weights do, where learners are slow?
 
 Two of four learners make 40 % fewer steps than the others. The variants train
 different numbers of tokens: a run ends at the fastest learner's last step, and
