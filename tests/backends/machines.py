@@ -252,7 +252,7 @@ does = folder / f'does.{{host}}'
 if does.exists():
   sys.exit(int(does.read_text()))
 while True:
-  signal.pause()
+  time.sleep(0.1)  # `pause` would miss a signal that came just before it.
 """
 
 

@@ -24,13 +24,14 @@ pytestmark = pytest.mark.beside
 
 DEADLINE_S = 120.0
 SHORT_S = 0.3  # That others may go on, where a test waits for the end of it.
-FOREVER = 'import signal\nwhile True: signal.pause()'
+# `signal.pause` would not wake for a signal that came just before it.
+FOREVER = 'import time\nwhile True: time.sleep(0.1)'
 DEAF = 'import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n'
 READY = 'print("ready", flush=True)\n'
 # One host of a learner: reports its name, then leaves with the code that it is
 # given, '-' for none, or stays until a signal; 'deaf' also after SIGTERM.
 MEMBER = """
-import signal, sys
+import signal, sys, time
 what, *flags = sys.argv[1:]
 given = dict(flag.lstrip('-').split('=') for flag in flags)
 def leave(number, frame): sys.exit(143)
@@ -42,7 +43,7 @@ code = codes.get(given['host'], '-')
 if code.isdecimal():
   sys.exit(int(code))
 while True:
-  signal.pause()
+  time.sleep(0.1)
 """
 
 
@@ -103,8 +104,9 @@ class Run:
     self.until(lambda: all(len(self.said(n)) == starts for n in names))
 
   def said(self, name):
+    """Returns its whole lines; the end of one may be a write of its own."""
     path = self.log(name)
-    return path.read_text().splitlines() if path.exists() else []
+    return path.read_text().split('\n')[:-1] if path.exists() else []
 
   def state(self, name):
     (found,) = [x for x in self.supervisor.states() if x.name == name]

@@ -35,6 +35,7 @@ def run(tmp_path_factory):
     two = Group(run, 0, 2, 2, noted, TWO)
     one = Group(run, 1, 1, 2, noted, ONE)
     _until_begun(run, (1, 1))
+    run.until_merged(1)  # Before the first close it would draw the seed again.
     one.members[0].send(signal.SIGKILL)
     one.exit_codes()
     one = Group(run, 1, 1, 2, noted, ONE)

@@ -361,9 +361,10 @@ def test_every_token_is_accounted_for(survived):
   found = token_ledger.rows_of(workdir, FRAGMENTS)
   assert {where for where, row in found.items() if row.unexplained} == set()
   assert {m for m, _ in found} == {0, 1}
-  for p in range(FRAGMENTS):
-    assert found[1, p].merged > 0
-    assert dict(found[1, p].lost)[token_ledger.DIED] > 0
+  rows = [found[1, p] for p in range(FRAGMENTS)]
+  assert all(row.merged > 0 for row in rows)
+  # A fragment loses nothing where its learner dies as it has just offered it.
+  assert any(token_ledger.DIED in dict(row.lost) for row in rows)
   steps = {line['step'] for line in survived.processes.steps(0)}
   assert found[0, 0].trained >= len(steps) * TOKENS
 
