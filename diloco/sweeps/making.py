@@ -307,7 +307,7 @@ def columns_and_cells(
       each.variant.label,
       str(len(each.results)),
       f'{each.mean:.4f}',
-      f'{each.spread:.4f}',
+      _text(each.spread if len(each.results) > 1 else None, 4),
       each.variant.against or '-',
       _difference_of(each),
     ]
@@ -355,7 +355,8 @@ def kept_results(
 def _difference_of(each: sweep.Comparison) -> str:
   if each.difference is None:
     return '-'
-  return f'{100 * each.difference:+.2f} ± {100 * each.half_width:.2f} %'
+  width = f' ± {100 * each.half_width:.2f}' if len(each.pairs) > 1 else ''
+  return f'{100 * each.difference:+.2f}{width} %'
 
 
 def _text(value: float | None, digits: int = 2, factor: float = 1.0) -> str:
