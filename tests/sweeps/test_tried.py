@@ -37,24 +37,30 @@ def test_a_run_is_counted_in_its_variant_s_row_or_has_its_own(tmp_path):
   """One of another seed, and one of a setting that the file does not have."""
   kept = records.Records(tmp_path / 'recipe.json')
   config = recipe.get_config()
-  for label, changes in (
-    ('data-parallel', recipe.DATA_PARALLEL),
-    ('M = 4', recipe.learners(4)),
-    ('at another rate', recipe.learners(4) | {'inner.lr': 0.123}),
+  for label, changes, seeds in (
+    ('data-parallel', recipe.DATA_PARALLEL, (3, 10, 11)),
+    ('M = 2', recipe.learners(2), (10,)),
+    ('M = 4', recipe.learners(4), (3, 10, 11)),
+    ('at another rate', recipe.learners(4) | {'inner.lr': 0.123}, (3, 10, 11)),
   ):
     config.update_from_flattened_dict(changes)
     flat = records.flat(run_config.build(config))
-    for seed in (3, 10, 11):
+    for seed in seeds:
       loss = 1.0 + 0.01 * (label == 'M = 4') + seed
       halves = {'loss': (9.0, loss), 'average_loss': (9.0, loss)}
       made = SeedResult(5.0, 5.0, (), 1, 1.0, 1.0, 1.0, halves=halves)
       kept.add(label, seed, flat, made)
     config = recipe.get_config()
   now, _, former = tried.section(kept.path).partition('Of other seeds')
-  rows = [line for line in now.splitlines() if line.startswith('| M = 4')]
-  [(_, seeds, _, _, against, difference, *_)] = [x.split(' | ') for x in rows]
+  two, four = (
+    line.split(' | ')[1:6]
+    for line in now.splitlines()
+    if line.startswith(('| M = 2', '| M = 4'))
+  )
+  assert two == ['1', '11.0000', '-', 'data-parallel', '+0.00 %']
+  seeds, _, _, against, difference = four
   assert (seeds, against) == ('2', 'data-parallel')
-  assert difference.startswith('+0.09')
+  assert difference.startswith('+0.09 ± ')
   others = [line.split(' | ')[:2] for line in former.splitlines()[4:] if line]
   assert others == [
     ['| data-parallel', '3'],
