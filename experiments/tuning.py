@@ -36,6 +36,8 @@ OUTER_AT = {1: 16e-3, 2: 11e-3, 4: 8e-3, 8: 8e-3}
 OUTER = ((1.0, 0.0), (0.8, 0.5), (0.6, 0.7), (0.4, 0.8))
 OFTEN = 8  # H.
 OFTEN_RATES = {4: (8e-3, 11e-3, 16e-3), 8: (8e-3, 11e-3)}  # By M.
+# Momentum outlasts a round that is short; the higher rate is data-parallel's.
+OFTEN_PLAIN = {'outer.lr': 1.0, 'outer.momentum': 0.0}
 # Of the short runs of `study.py`, without an average.
 STUDY_RATES = (4e-3, 5.6e-3, 8e-3, 11e-3, 16e-3, 22e-3)
 
@@ -87,7 +89,10 @@ def sweep(add):
   for number, rates in OFTEN_RATES.items():
     for rate in rates:
       often = _at(number, rate) | {'protocol.sync_every_steps': OFTEN}
-      add(f'M = {number}, rate {rate:g}, H = {OFTEN}', often)
+      label = f'M = {number}, rate {rate:g}, H = {OFTEN}'
+      add(label, often)
+      if rate in HIGHER:
+        add(f'{label}, outer 1, 0', often | OFTEN_PLAIN)
   sides = {
     study.DATA_PARALLEL: study.learners(4) | study.PARALLEL,
     'M = 4': study.learners(4),
