@@ -2,8 +2,8 @@
 """Does it come as close to data-parallel where both sides train with Muon?
 
 The run of `recipe.py`, on both sides with Muon for the matrices of the layers
-and AdamW for all else, at the same rates: `tuning.py` finds them to be the best
-with Muon, too, of data-parallel and of M = 4.
+and AdamW for all else, at the same rates: `tuning.py` finds none that is better
+with Muon, of data-parallel and of M = 4.
 
 Look at: the difference to data-parallel with Muon, beside that of `recipe.py`;
 and that of data-parallel with Muon to the one with AdamW.
